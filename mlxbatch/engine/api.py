@@ -1,0 +1,63 @@
+"""What every front end talks to, whether the engine runs in this process or in another one."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from mlxbatch.request import OutputDelta, Request, RequestTiming
+
+
+class TokenizerLike(Protocol):
+    """The part of a tokenizer that requests need. `models/tokenizer.py` makes one for every model."""
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]: ...
+    @property
+    def vocab_size(self) -> int: ...
+    def encode(self, text: str, *, add_bos: bool = True) -> list[int]:
+        """Ids of plain text; BOS exactly once where the model wants it, never doubled."""
+        ...
+
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool = True) -> str: ...
+    def encode_chat(self, messages: list[dict[str, object]], **template_args: object) -> list[int]:
+        """Ids of a conversation through the chat template, generation prompt added.
+
+        Raises RequestError when the model has no chat template or the template refuses the messages."""
+        ...
+
+
+class EngineClient(Protocol):
+    """Submit requests, cancel them, read what they produced. Not thread safe."""
+
+    @property
+    def model_name(self) -> str: ...
+    @property
+    def max_model_len(self) -> int: ...
+    @property
+    def tokenizer(self) -> TokenizerLike: ...
+
+    def submit(self, request: Request) -> None:
+        """Queue a request. Raises RequestError at once, with the arithmetic, if it can never fit."""
+        ...
+
+    def cancel(self, request_id: str) -> None:
+        """End a request with finish_reason "abort"; unknown or finished ids are ignored."""
+        ...
+
+    def poll(self, timeout: float = 0.0) -> list[OutputDelta]:
+        """What happened since the last call. In process this runs one step (and ignores the timeout);
+        from another process it waits up to `timeout` seconds. Empty when nothing is unfinished."""
+        ...
+
+    @property
+    def has_unfinished(self) -> bool: ...
+
+    def pop_timings(self) -> list[RequestTiming]:
+        """Timings of requests finished since the last call."""
+        ...
+
+    def stats(self) -> dict[str, object]:
+        """The engine's counters as plain JSON-able values; see engine/metrics.py for their meaning."""
+        ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,1 @@
+"""Everything that computes with MLX: KV arrays, attention, sampling, the model runner."""

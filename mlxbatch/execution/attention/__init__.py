@@ -1,0 +1,1 @@
+"""Paged attention behind one signature: `reference` (plain MLX operations) and `metal` (our kernels)."""
