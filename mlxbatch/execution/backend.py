@@ -1,0 +1,69 @@
+"""Which BLAS MLX's CPU backend computes with. Call `prepare_backend()` before anything imports `mlx.core`."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.metadata
+import logging
+import os
+import sys
+from collections.abc import Iterator
+
+from mlxbatch.errors import UsageError
+
+logger = logging.getLogger(__name__)
+
+BLAS_VARIABLE = "MLXBATCH_BLAS"
+_SYSTEM_OPENBLAS = ("libopenblas.so.0", "libopenblas.so")
+
+
+@functools.cache
+def prepare_backend() -> str | None:
+    """Load a fast BLAS for MLX on Linux, and return its path or library name; None if there is none or on macOS.
+
+    The `mlx-cpu` wheel carries the reference BLAS, which multiplies float32 matrices 7 to 25 times slower than a
+    tuned one. A library loaded with RTLD_GLOBAL before `mlx.core` resolves the same symbols first. Tried in
+    order: the library named by $MLXBATCH_BLAS, the system's OpenBLAS, the `mkl` package. Without any of them,
+    or when MLX is loaded already, a warning says so and MLX works at its own speed.
+
+    Raises UsageError when $MLXBATCH_BLAS names a library that cannot be loaded.
+    """
+    if not sys.platform.startswith("linux"):
+        return None
+    if "mlx.core" in sys.modules:
+        logger.warning("mlx.core was imported before mlxbatch could load a fast BLAS: matrix products will be slow")
+        return None
+    chosen = os.environ.get(BLAS_VARIABLE)
+    if chosen:
+        try:
+            ctypes.CDLL(chosen, mode=ctypes.RTLD_GLOBAL)
+        except OSError as error:
+            raise UsageError(
+                f"{BLAS_VARIABLE} names {chosen!r}, which cannot be loaded: {error}. Unset it or name a BLAS with "
+                "the cblas interface, such as libopenblas.so.0"
+            ) from None
+        return chosen
+    for candidate in (*_SYSTEM_OPENBLAS, *_mkl_libraries()):
+        try:
+            ctypes.CDLL(candidate, mode=ctypes.RTLD_GLOBAL)
+        except OSError:
+            continue
+        return candidate
+    logger.warning(
+        "no fast BLAS found, so MLX multiplies matrices with its slow built-in one; install libopenblas0 (apt), "
+        "or `pip install mkl` on x86-64, or point %s at a library",
+        BLAS_VARIABLE,
+    )
+    return None
+
+
+def _mkl_libraries() -> Iterator[str]:
+    """The single dynamic library of the `mkl` package, wherever pip put it."""
+    try:
+        files = importlib.metadata.files("mkl") or []
+    except importlib.metadata.PackageNotFoundError:
+        return
+    for file in files:
+        if file.name.startswith("libmkl_rt.so"):
+            yield str(file.locate().resolve())
