@@ -183,7 +183,7 @@ class Sources:
 
     @classmethod
     def load(cls, environ: Mapping[str, str] | None = None, path: Path | None = None) -> Sources:
-        """Raises UsageError when config.toml is not TOML, or has a table or a top-level key that nobody reads."""
+        """Raises UsageError when config.toml is not TOML, or has a table or top-level key nobody reads."""
         path = path or config_path()
         try:
             tables = tomllib.loads(path.read_text(encoding="utf-8"))
