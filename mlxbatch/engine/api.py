@@ -7,6 +7,18 @@ from typing import Protocol
 from mlxbatch.request import OutputDelta, Request, RequestTiming
 
 
+class StreamDecoder(Protocol):
+    """Turns one output's ids into text as they come. All pieces joined are `decode` of all ids."""
+
+    def push(self, token_id: int) -> str:
+        """The text that this token completes: often empty, never half a character."""
+        ...
+
+    def finish(self) -> str:
+        """What was held back, at the end of the output."""
+        ...
+
+
 class TokenizerLike(Protocol):
     """The part of a tokenizer that requests need. `models/tokenizer.py` makes one for every model."""
 
@@ -19,6 +31,7 @@ class TokenizerLike(Protocol):
         ...
 
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool = True) -> str: ...
+    def stream_decoder(self, skip_special_tokens: bool = True) -> StreamDecoder: ...
     def encode_chat(self, messages: list[dict[str, object]], **template_args: object) -> list[int]:
         """Ids of a conversation through the chat template, generation prompt added.
 
