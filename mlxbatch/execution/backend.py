@@ -20,19 +20,19 @@ _SYSTEM_OPENBLAS = ("libopenblas.so.0", "libopenblas.so")
 
 @functools.cache
 def prepare_backend() -> str | None:
-    """Load a fast BLAS for MLX on Linux, and return its path or library name; None if there is none or on macOS.
+    """Load a fast BLAS for MLX on Linux and return its path or name; None if there is none, or on macOS.
 
-    The `mlx-cpu` wheel carries the reference BLAS, which multiplies float32 matrices 7 to 25 times slower than a
-    tuned one. A library loaded with RTLD_GLOBAL before `mlx.core` resolves the same symbols first. Tried in
-    order: the library named by $MLXBATCH_BLAS, the system's OpenBLAS, the `mkl` package. Without any of them,
-    or when MLX is loaded already, a warning says so and MLX works at its own speed.
+    The `mlx-cpu` wheel carries the reference BLAS, which multiplies float32 matrices 7 to 25 times slower
+    than a tuned one. A library loaded with RTLD_GLOBAL before `mlx.core` resolves the same symbols first.
+    Tried in order: the library named by $MLXBATCH_BLAS, the system's OpenBLAS, the `mkl` package. Without
+    any of them, or when MLX is loaded already, a warning says so and MLX works at its own speed.
 
     Raises UsageError when $MLXBATCH_BLAS names a library that cannot be loaded.
     """
     if not sys.platform.startswith("linux"):
         return None
     if "mlx.core" in sys.modules:
-        logger.warning("mlx.core was imported before mlxbatch could load a fast BLAS: matrix products will be slow")
+        logger.warning("mlx.core was imported before a fast BLAS could be loaded: matrix products will be slow")
         return None
     chosen = os.environ.get(BLAS_VARIABLE)
     if chosen:
@@ -40,8 +40,8 @@ def prepare_backend() -> str | None:
             ctypes.CDLL(chosen, mode=ctypes.RTLD_GLOBAL)
         except OSError as error:
             raise UsageError(
-                f"{BLAS_VARIABLE} names {chosen!r}, which cannot be loaded: {error}. Unset it or name a BLAS with "
-                "the cblas interface, such as libopenblas.so.0"
+                f"{BLAS_VARIABLE} names {chosen!r}, which cannot be loaded: {error}. Unset it or name a BLAS "
+                "with the cblas interface, such as libopenblas.so.0"
             ) from None
         return chosen
     for candidate in (*_SYSTEM_OPENBLAS, *_mkl_libraries()):
@@ -51,8 +51,8 @@ def prepare_backend() -> str | None:
             continue
         return candidate
     logger.warning(
-        "no fast BLAS found, so MLX multiplies matrices with its slow built-in one; install libopenblas0 (apt), "
-        "or `pip install mkl` on x86-64, or point %s at a library",
+        "no fast BLAS found, so MLX multiplies matrices with its slow built-in one; install libopenblas0 "
+        "(apt), or `pip install mkl` on x86-64, or point %s at a library",
         BLAS_VARIABLE,
     )
     return None

@@ -8,8 +8,8 @@ reach a result.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import mlx.core as mx
 
@@ -48,13 +48,16 @@ class LayerKV:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DecodeLayout:
-    """Where the decode rows of one KV group are. All but `lengths` changes only when rows or tables do, so the
-    object's `stable` part is kept on the device between flushes.
+    """Where the decode rows of one KV group are.
 
     slots [R]; tables [R, max_blocks] padded with block 0; first_block [R]: the block number that
     `tables[:, 0]` stands for; flushed [R]; lengths [R]: positions that the row's newest token sees,
-    itself included. All int32. `host_flushed` and `host_first` are the same numbers for the host, which
-    needs them to size work lists.
+    itself included. All int32. The `host_` tuples are the same numbers for the host, to size work lists.
+
+    All but the lengths stays the same, array for array, as long as rows and tables do. What an
+    implementation derives from those parts (work lists, masks) it keeps in `stable`, which then comes again
+    with the next step's layout; what depends on lengths goes into `step`, shared by the layers of one step.
+    Keys name the implementation and whatever else the value depends on.
     """
 
     slots: mx.array
@@ -62,15 +65,19 @@ class DecodeLayout:
     first_block: mx.array
     flushed: mx.array
     lengths: mx.array
+    host_slots: tuple[int, ...]
     host_flushed: tuple[int, ...]
     host_first: tuple[int, ...]
+    host_lengths: tuple[int, ...]
+    stable: dict[Any, Any] = field(default_factory=dict)
+    step: dict[Any, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ChunkLayout:
     """Where one prefill chunk's context is in one KV group: pool [first_block * B, flushed) through `table`
     (int32 [blocks]), the slot's tail [flushed, start), then the chunk's own K and V, positions
-    [start, start + num_tokens)."""
+    [start, start + num_tokens). `step` as in DecodeLayout."""
 
     slot: int
     table: mx.array
@@ -78,13 +85,19 @@ class ChunkLayout:
     flushed: int
     start: int
     num_tokens: int
+    step: dict[Any, Any] = field(default_factory=dict)
 
 
 class PagedAttention(Protocol):
     """`decode` reads tails as they are after this step's write, `prefill` as they were before it."""
 
     def decode(
-        self, q: mx.array, kv: LayerKV, layout: DecodeLayout, spec: AttentionSpec, sinks: mx.array | None = None
+        self,
+        q: mx.array,
+        kv: LayerKV,
+        layout: DecodeLayout,
+        spec: AttentionSpec,
+        sinks: mx.array | None = None,
     ) -> mx.array:
         """q [R, Hq, q_len, D], the last query being position lengths - 1 -> [R, Hq, q_len, Dv]."""
         ...
@@ -103,9 +116,15 @@ class PagedAttention(Protocol):
         ...
 
     def decode_latent(
-        self, q_latent: mx.array, q_rope: mx.array, kv: LayerKV, layout: DecodeLayout, spec: AttentionSpec
+        self,
+        q_latent: mx.array,
+        q_rope: mx.array,
+        kv: LayerKV,
+        layout: DecodeLayout,
+        spec: AttentionSpec,
     ) -> mx.array:
-        """q_latent [R, Hq, q_len, 512], q_rope [R, Hq, q_len, 64] (unscaled) -> [R, Hq, q_len, 512]."""
+        """q_latent [R, Hq, q_len, 512] as it is, q_rope [R, Hq, q_len, 64] already multiplied by the scale, as
+        mlx-lm's models hand it over -> [R, Hq, q_len, 512]."""
         ...
 
     def prefill_latent(
@@ -118,6 +137,6 @@ class PagedAttention(Protocol):
         layout: ChunkLayout,
         spec: AttentionSpec,
     ) -> mx.array:
-        """The chunk form: q_latent [1, Hq, n, 512], q_rope [1, Hq, n, 64], latent [1, 1, n, 512],
+        """The chunk form: q_latent [1, Hq, n, 512], q_rope [1, Hq, n, 64] (scaled), latent [1, 1, n, 512],
         rope [1, 1, n, 64] -> [1, Hq, n, 512]."""
         ...
