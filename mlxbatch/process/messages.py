@@ -2,9 +2,9 @@
 
     client                                        engine
       Hello ───────────────────────────────────────▶
-      ◀─────────────────────────────── Welcome | Refused (then the socket closes)
+      ◀───────────────── Loading ..., then Welcome | Refused (and the socket closes)
       Submit ──────────────────────────────────────▶
-      ◀───────────────── Accepted | RequestFailed, then Deltas ..., then Finished
+      ◀────────────────────────── Accepted | RequestFailed, then Deltas ...
       Encode | EncodeChat | Decode | StatsRequest | Ping ──▶ ◀── the answer with the same `call`
       Subscribe ───────────────────────────────────▶ ◀── Snapshot frames, at most at that rate
 
@@ -14,6 +14,7 @@ Unknown fields are ignored; a change that an older peer would misread raises PRO
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Literal
 
 import msgspec
@@ -153,20 +154,33 @@ class Welcome(Message, frozen=True, kw_only=True, omit_defaults=True, tag="welco
     eos_token_ids: list[int] = []
 
 
+class Loading(Message, frozen=True, kw_only=True, omit_defaults=True, tag="loading"):
+    """The model is not ready yet. Sent at least once a second until Welcome or Refused."""
+
+    stage: str
+    seconds: float = 0.0
+
+
 class Refused(Message, frozen=True, kw_only=True, omit_defaults=True, tag="refused"):
-    """The handshake failed, or a peer broke the protocol. The socket closes after it."""
+    """The handshake failed, the model cannot be loaded, or a peer broke the protocol. Then the socket closes.
+
+    `exit_code` is that of the error which stopped the loading.
+    """
 
     protocol: int
     version: str
-    code: Literal["version", "protocol", "full", "stopping"]
+    code: Literal["version", "protocol", "full", "stopping", "load"]
     message: str
+    exit_code: int = 3
 
 
 class Accepted(Message, frozen=True, kw_only=True, omit_defaults=True, tag="accepted"):
-    """The request is queued. `adopted`: it was already running for this session and goes on."""
+    """The request is queued. `prompt_token_ids` are empty when the client sent them itself. `adopted`: it was
+    already running for this session and goes on; its answer is streamed from the start."""
 
     request_id: str
-    prompt_token_ids: list[int]
+    prompt_token_ids: list[int] = []
+    num_prompt_tokens: int = 0
     adopted: bool = False
 
 
@@ -205,12 +219,16 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             index=delta.index,
             token_ids=list(delta.token_ids),
             text=delta.text,
-            logprobs=[Logprob(entry.token_id, entry.logprob, entry.top) for entry in delta.logprobs],
+            logprobs=cls.logprobs_of(delta.logprobs),
             finish_reason=delta.finish_reason,
             stop_reason=delta.stop_reason,
             error=delta.error,
             num_cached_tokens=delta.num_cached_tokens,
         )
+
+    @staticmethod
+    def logprobs_of(entries: Iterable[TokenLogprob]) -> list[Logprob]:
+        return [Logprob(entry.token_id, entry.logprob, entry.top) for entry in entries]
 
     def to_output(self) -> OutputDelta:
         return OutputDelta(
@@ -226,14 +244,8 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         )
 
 
-class Deltas(Message, frozen=True, kw_only=True, omit_defaults=True, tag="deltas"):
-    """All outputs of this client that moved, in one frame."""
-
-    deltas: list[Delta]
-
-
-class Finished(Message, frozen=True, kw_only=True, omit_defaults=True, tag="finished"):
-    """Every output of the request has ended; its timing (RequestTiming's fields, engine's clock)."""
+class Timing(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """RequestTiming's fields, on the engine's clock."""
 
     request_id: str
     arrival: float = 0.0
@@ -246,31 +258,19 @@ class Finished(Message, frozen=True, kw_only=True, omit_defaults=True, tag="fini
     preemptions: int = 0
 
     @classmethod
-    def from_timing(cls, timing: RequestTiming, request_id: str) -> Finished:
-        return cls(
-            request_id=request_id,
-            arrival=timing.arrival,
-            first_scheduled=timing.first_scheduled,
-            first_token=timing.first_token,
-            finished=timing.finished,
-            prompt_tokens=timing.prompt_tokens,
-            output_tokens=timing.output_tokens,
-            cached_tokens=timing.cached_tokens,
-            preemptions=timing.preemptions,
-        )
+    def from_timing(cls, timing: RequestTiming, request_id: str) -> Timing:
+        values = {field: getattr(timing, field) for field in cls.__struct_fields__}
+        return cls(**(values | {"request_id": request_id}))
 
     def to_timing(self) -> RequestTiming:
-        return RequestTiming(
-            request_id=self.request_id,
-            arrival=self.arrival,
-            first_scheduled=self.first_scheduled,
-            first_token=self.first_token,
-            finished=self.finished,
-            prompt_tokens=self.prompt_tokens,
-            output_tokens=self.output_tokens,
-            cached_tokens=self.cached_tokens,
-            preemptions=self.preemptions,
-        )
+        return RequestTiming(**msgspec.structs.asdict(self))
+
+
+class Deltas(Message, frozen=True, kw_only=True, omit_defaults=True, tag="deltas"):
+    """What moved for this client, and the timings of requests that end with it."""
+
+    deltas: list[Delta]
+    timings: list[Timing] = []
 
 
 class Encoded(Message, frozen=True, kw_only=True, omit_defaults=True, tag="encoded"):
@@ -326,12 +326,12 @@ ClientMessage = (
     | Shutdown
 )
 EngineMessage = (
-    Welcome
+    Loading
+    | Welcome
     | Refused
     | Accepted
     | RequestFailed
     | Deltas
-    | Finished
     | Encoded
     | Decoded
     | Stats

@@ -1,0 +1,113 @@
+"""Which engines run on this machine, and the bytes that each reserves.
+
+Every engine writes one small file; it counts as long as its writer holds its lock (paths.py). Only one
+engine at a time works out its budget and loads, under `registry.lock`, so that two never count on the same
+bytes.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from mlxbatch.process.paths import EnginePaths, FileLock, RuntimeDir, is_alive
+from mlxbatch.units import format_bytes, format_seconds
+
+
+class EngineRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One engine as others see it. Times are Unix time; `reserved_bytes` is 0 until its model is loaded."""
+
+    key: str
+    pid: int
+    model: str
+    version: str
+    started: float
+    ready: bool = False
+    reserved_bytes: int = 0
+    clients: int = 0
+    requests: int = 0
+    idle_since: float | None = None  # no client and no request since then
+    log: str = ""
+
+    def idle_seconds(self, now: float) -> float | None:
+        return None if self.idle_since is None else max(0.0, now - self.idle_since)
+
+    def describe(self, now: float) -> str:
+        """One line: who holds what, and whether it is in use."""
+        idle = self.idle_seconds(now)
+        if idle is not None:
+            use = f"idle for {format_seconds(idle)}"
+        else:
+            use = f"{_count(self.clients, 'client')}, {_count(self.requests, 'request')}"
+        return f"{self.model} holds {format_bytes(self.reserved_bytes)} ({use}, process {self.pid})"
+
+
+class Registry:
+    """Reads and writes the engines' records."""
+
+    def __init__(self, runtime: RuntimeDir) -> None:
+        self._runtime = runtime
+
+    def write(self, record: EngineRecord) -> None:
+        """Replaced whole, so that a reader never sees half of it."""
+        target = self._runtime.engine(record.key).record
+        partial = target.with_suffix(f".{os.getpid()}.tmp")
+        partial.write_bytes(msgspec.json.encode(record))
+        partial.chmod(0o600)
+        os.replace(partial, target)
+
+    def remove(self, key: str) -> None:
+        self._runtime.engine(key).record.unlink(missing_ok=True)
+
+    def read(self, paths: EnginePaths) -> EngineRecord | None:
+        """The record of an engine that is alive."""
+        return _read(paths.record) if is_alive(paths) else None
+
+    def live(self) -> list[EngineRecord]:
+        records = [self.read(paths) for paths in self._runtime.engines()]
+        return sorted((record for record in records if record is not None), key=lambda record: record.started)
+
+    def others(self, key: str) -> list[EngineRecord]:
+        return [record for record in self.live() if record.key != key]
+
+    @contextmanager
+    def budgeting(self) -> Iterator[None]:
+        """Wait for the engine that is loading just now, if there is one, and keep further ones waiting."""
+        with FileLock(self._runtime.registry_lock).holding():
+            yield
+
+
+def reserved(records: Iterable[EngineRecord]) -> int:
+    return sum(record.reserved_bytes for record in records)
+
+
+def who_holds_what(records: Iterable[EngineRecord], now: float | None = None) -> str:
+    """For the error of an engine that finds too little memory: the holders, and the way out of it."""
+    now = time.time() if now is None else now
+    held = sorted(records, key=lambda record: record.reserved_bytes, reverse=True)
+    if not held:
+        return ""
+    lines = ["Other engines hold memory:"]
+    lines += [f"  {record.describe(now)}" for record in held]
+    idle = [record for record in held if record.idle_since is not None]
+    if idle:
+        lines.append(f"Stop an idle one with: mlxbatch engine stop {idle[0].model}")
+    else:
+        lines.append("None of them is idle; `mlxbatch engine stop MODEL --force` ends one and its requests")
+    return "\n".join(lines)
+
+
+def _read(path: Path) -> EngineRecord | None:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=EngineRecord)
+    except (OSError, msgspec.MsgspecError):
+        return None
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
