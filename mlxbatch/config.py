@@ -46,7 +46,9 @@ class EngineConfig:
         if self.max_num_seqs < 0 or self.max_num_seqs > 256:
             raise UsageError(f"max_num_seqs must be 1 to 256 (or auto), not {self.max_num_seqs}")
         if not 0.0 < self.gpu_memory_utilization <= 1.0:
-            raise UsageError(f"gpu_memory_utilization must be above 0 and at most 1, not {self.gpu_memory_utilization}")
+            raise UsageError(
+                f"gpu_memory_utilization must be above 0 and at most 1, not {self.gpu_memory_utilization}"
+            )
         if self.max_num_seqs and self.max_num_batched_tokens < self.max_num_seqs + self.block_size:
             raise UsageError(
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs + block_size "

@@ -1,1 +1,1 @@
-
+"""The scheduler and the block bookkeeping: plain Python that never imports mlx."""

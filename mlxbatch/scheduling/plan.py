@@ -72,7 +72,7 @@ class ChunkRow(NamedTuple):
 
     `new_blocks[g][i]` is the pool block of group g that block number `view.flushed // block_size + i`
     will be flushed to before the next step; None when it lies wholly left of the window. The rest of the
-    tokens, less than a block, goes into the slot's tail. `source` as in DecodeRow, for the last token.
+    tokens, less than a block, goes into the slot's tail. All ids are known on the host.
     """
 
     seq_id: int
@@ -81,7 +81,6 @@ class ChunkRow(NamedTuple):
     token_ids: tuple[int, ...]
     view: KVView
     new_blocks: tuple[tuple[int | None, ...], ...]
-    source: int = -1
 
 
 class SampleRow(NamedTuple):
@@ -126,13 +125,16 @@ class BlockMove(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Flush:
-    """Pool writes, in this order: growth (to `num_blocks[g]` blocks), the chunks of the step before,
-    `tail_blocks`, `moves`, then shrinking. They run before the forward pass of the plan that carries them."""
+    """Pool writes, in this order: growth (to `num_blocks[g]` blocks), the chunks of the step before (`pending`),
+    `moves`, `tail_blocks`, then shrinking. They run before the forward pass of the plan that carries them.
+
+    Moves come before tail blocks: a plan moves blocks first and then names tail blocks by their new ids, while
+    the step before named its chunks' blocks by the old ones."""
 
     num_blocks: tuple[int, ...]
     pending: bool
-    tail_blocks: tuple[TailBlock, ...] = ()
     moves: tuple[BlockMove, ...] = ()
+    tail_blocks: tuple[TailBlock, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,507 @@
+"""Iteration-level scheduling: who is in the next step, with how many tokens, and in which blocks.
+
+`plan()` may be called while the step before still runs: it counts tokens in flight. The order within a plan
+is fixed, because each part relies on the one before it:
+
+    rebalance   move blocks between groups; every table is rewritten before anything names a block
+    flush       decide what is written to the pools before this step's forward pass; retire who is done
+    admit       take waiting sequences in policy order, with their prefix hits
+    decode      one token for every running sequence; blocks may run out, then the newest is preempted
+    prefill     what is left of the token budget, oldest first
+    build       turn the decisions into an immutable StepPlan and advance the sequences
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from mlxbatch.errors import RequestError
+from mlxbatch.request import Request, TokenLogprob
+from mlxbatch.scheduling.budget import PrefillBudget, WholeStep
+from mlxbatch.scheduling.builder import StepBuilder
+from mlxbatch.scheduling.groups import KVMemory
+from mlxbatch.scheduling.plan import StepPlan, StepResult
+from mlxbatch.scheduling.policy import FirstComeFirstServed, Policy, WaitingQueue
+from mlxbatch.scheduling.sequence import Sequence, Status
+from mlxbatch.scheduling.slots import SlotPool
+
+MAX_DEFERRED = 64  # waiting sequences looked past while they wait for a prefix that is being computed
+_SEED_STEP = 0x9E3779B97F4A7C15  # 2^64 / golden ratio: spreads the seeds of forks
+
+
+class Sampled(NamedTuple):
+    """One token that commit() appended."""
+
+    seq: Sequence
+    token_id: int
+    logprob: TokenLogprob | None
+
+
+class Preemption(NamedTuple):
+    step: int
+    seq: Sequence
+    lost_tokens: int
+    reason: str
+
+
+class Scheduler:
+    """Owns every sequence, the tail slots and the block pools. Pure bookkeeping: it never waits and never fails
+    half way."""
+
+    def __init__(
+        self,
+        kv: KVMemory,
+        *,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        max_model_len: int,
+        tail_len: int,
+        eos_token_ids: Iterable[int] = (),
+        policy: Policy | None = None,
+        prefill_budget: PrefillBudget | None = None,
+        seed: int = 0,
+    ) -> None:
+        self.kv = kv
+        self.slots = SlotPool(max_num_seqs)
+        self.max_num_batched_tokens = max_num_batched_tokens
+        self.max_model_len = max_model_len
+        self.tail_len = tail_len
+        self.eos_token_ids = frozenset(eos_token_ids)
+        self.policy = policy or FirstComeFirstServed()
+        self.prefill_budget = prefill_budget or WholeStep()
+        self.seed = seed
+        self.waiting = WaitingQueue(self.policy)
+        self.running: list[Sequence] = []  # in policy order: the last is the first to be preempted
+        self.wait_reason = ""
+        self.preemptions: list[Preemption] = []  # since the reader last emptied it
+        self.num_preemptions = 0
+        self._sequences: dict[int, Sequence] = {}
+        self._of_request: dict[str, list[Sequence]] = {}
+        self._retiring: list[Sequence] = []  # finished, still holding slot and blocks
+        self._pending: set[int] = set()  # sequences whose chunk of the step before is not in the pools yet
+        self._lacking: list[int] | None = None
+        self._shrink_idle = False
+        self._step = 0
+        self._next_id = 0
+
+    # -- requests ------------------------------------------------------------------------------------------
+
+    @property
+    def has_work(self) -> bool:
+        """Whether plan() has something to do, or will have once the step in flight is committed."""
+        return bool(self.running or len(self.waiting) or self._retiring or self._pending or self._sequences)
+
+    @property
+    def num_unfinished(self) -> int:
+        return len(self._sequences)
+
+    def max_output_tokens(self, num_prompt_tokens: int) -> int:
+        """Output tokens that fit beside a prompt, by the context and by the pool when it is empty."""
+        room = min(self.max_model_len, self.kv.max_tokens_alone(self.max_num_batched_tokens))
+        return room - num_prompt_tokens
+
+    def add(self, request: Request) -> list[Sequence]:
+        """Queue a request; returns its `n` sequences. Raises RequestError if it can never fit."""
+        if request.request_id in self._of_request:
+            raise RequestError(f"request id {request.request_id!r} is already in use", param="request_id")
+        prompt, params = list(request.prompt_token_ids), request.params
+        if not prompt:
+            raise RequestError("the prompt has no tokens", code="empty_prompt", param="prompt")
+        self._check_fits(len(prompt), params.max_tokens)
+        limit = self.max_output_tokens(len(prompt))
+        max_length = len(prompt) + min(limit, params.max_tokens or limit)
+        sequences = []
+        for index in range(params.n):
+            resumed = list(request.resume_token_ids) if index == 0 else []
+            seq = Sequence(
+                seq_id=self._next_id,
+                request=request,
+                index=index,
+                max_length=max_length,
+                eos_token_ids=self.eos_token_ids,
+                token_ids=prompt + resumed,
+                num_prompt_tokens=len(prompt),
+                seed=self._seed_of(request, index),
+                logprobs=[] if params.logprobs is not None else None,
+            )
+            self._next_id += 1
+            self._sequences[seq.seq_id] = seq
+            sequences.append(seq)
+        if self.kv.prefix_caching:
+            self.kv.hash_prompt(sequences[0].prompt_hashes, sequences[0].token_ids)
+        self._of_request[request.request_id] = list(sequences)
+        if request.resume_token_ids:
+            for seq in sequences:
+                self.waiting.add(seq)
+        else:
+            sequences[0].siblings = sequences[1:]
+            self.waiting.add(sequences[0])
+        return sequences
+
+    def _check_fits(self, num_prompt: int, max_tokens: int | None) -> None:
+        wanted = num_prompt + (max_tokens or 1)
+        parts = f"{num_prompt} prompt tokens + {max_tokens or 1} new tokens = {wanted}"
+        if wanted > self.max_model_len:
+            raise RequestError(
+                f"{parts}, but the context holds {self.max_model_len}. Shorten the prompt or lower max_tokens to "
+                f"{max(0, self.max_model_len - num_prompt)}.",
+                code="context_length_exceeded",
+                param="max_tokens" if num_prompt < self.max_model_len else "prompt",
+            )
+        room = self.kv.max_tokens_alone(self.max_num_batched_tokens)
+        if wanted > room:
+            raise RequestError(
+                f"{parts}, but the whole KV cache holds {room} ({self.kv.budget:,} bytes). Shorten the prompt, lower "
+                f"max_tokens to {max(0, room - num_prompt)}, or raise --kv-memory.",
+                code="kv_cache_exceeded",
+                param="max_tokens" if num_prompt < room else "prompt",
+            )
+
+    def _seed_of(self, request: Request, index: int) -> int:
+        base = request.params.seed
+        if base is None:
+            base = (self.seed + 1) * _SEED_STEP + self._next_id * 0xD1B54A32D192ED03
+        return (base + index * _SEED_STEP) & 0xFFFFFFFFFFFFFFFF
+
+    def cancel(self, request_id: str, now: float) -> list[Sequence]:
+        """End what is unfinished of a request; returns those sequences."""
+        ended = [s for s in self._of_request.get(request_id, []) if s.status is not Status.FINISHED]
+        for seq in ended:
+            self.finish(seq, "abort", now)
+        return ended
+
+    def finish(
+        self,
+        seq: Sequence,
+        reason: str,
+        now: float,
+        *,
+        stop_reason: str | int | None = None,
+        error: str | None = None,
+    ) -> None:
+        """End a sequence. What it holds is given back by the next plan, after a last flush."""
+        if seq.status is Status.FINISHED:
+            return
+        if seq.status is Status.WAITING and seq in self.waiting:
+            self.waiting.remove(seq)
+        if seq.siblings and reason != "abort":  # its prompt was never finished: the others go on alone
+            self._release_siblings(seq)
+        seq.finish(reason, now, stop_reason=stop_reason, error=error)
+        del self._sequences[seq.seq_id]
+        if seq.kv is not None:
+            self.running.remove(seq)
+            self._retiring.append(seq)
+        if all(s.status is Status.FINISHED for s in self._of_request[seq.request.request_id]):
+            del self._of_request[seq.request.request_id]
+
+    def set_kv_budget(self, budget: int) -> int:
+        """Change the bytes for KV blocks from the next plan on; returns what was granted.
+
+        Never less than the longest unfinished sequence may need, so that no request is lost.
+        """
+        kv = self.kv
+        for seq in self._sequences.values():
+            needs = kv.blocks_for(seq.max_length, self.max_num_batched_tokens)
+            alone = sum((n + 1) * s.bytes_per_block for n, s in zip(needs, kv.specs, strict=True))
+            budget = max(budget, alone)
+        kv.budget = budget
+        return budget
+
+    def shrink_idle(self) -> None:
+        """Let the next plan give back every block that no sequence holds, the prefix cache included."""
+        self._shrink_idle = True
+
+    # -- plan ----------------------------------------------------------------------------------------------
+
+    def plan(self, now: float) -> StepPlan | None:
+        """The next step, or None when there is nothing to run. Everything it needs is allocated."""
+        builder = StepBuilder(self.kv, self._step)
+        self._rebalance(builder)
+        self._flush(builder)
+        self._admit(builder, now)
+        self._choose_decodes(builder, now)
+        self._choose_chunks(builder, now)
+        self._pending = set()
+        for seq in [*builder.decodes, *(seq for seq, _ in builder.chunks)]:
+            self._fork_if_prompt_ends(builder, seq, now)
+        plan, self._pending = builder.build(self.slots.num_slots())
+        if plan is not None and plan.has_rows:
+            self._step += 1
+        return plan
+
+    def _rebalance(self, builder: StepBuilder) -> None:
+        kv = self.kv
+        while kv.bytes_held > kv.budget:
+            kv.rebalance([0] * len(kv.pools))
+            if kv.bytes_held <= kv.budget or not self.running:
+                break
+            # The flush would name blocks that the next round may move, so this victim's tail is not kept.
+            self._preempt(self.running[-1], builder, "KV memory was taken away", keep_tail=False)
+        if self._lacking is not None and (len(kv.pools) > 1):
+            kv.rebalance(self._lacking)
+        if self._shrink_idle:
+            kv.shrink_idle()
+        self._lacking, self._shrink_idle = None, False
+
+    def _flush(self, builder: StepBuilder) -> None:
+        """Flush all full blocks of all rows whenever one row, or a retiring one, has to: a flush synchronises."""
+        leaving = [seq for seq in self.running if not seq.wants_step]  # the last token is in flight
+        self._retiring += leaving
+        due = bool(self._pending) or any(self._worth_a_flush(seq) for seq in self._retiring)
+        due = due or any(s.num_computed - s.kv.flushed >= self.tail_len for s in self.running if s.kv is not None)
+        if due:
+            for seq in [*self.running, *(s for s in self._retiring if s.status is Status.FINISHED)]:
+                self._flush_sequence(seq, builder)
+            builder.flush_pending = bool(self._pending)
+        for seq in self._retiring:
+            if seq.status is not Status.FINISHED:
+                self.running.remove(seq)
+            self._release(seq, builder)
+        self._retiring = []
+
+    def _worth_a_flush(self, seq: Sequence) -> bool:
+        """Whether a sequence that leaves holds a full block that a later request may hit.
+
+        The next turn of a conversation will hit the answer's blocks; nothing continues the answer of a batch
+        request, so only the prompt's blocks matter there.
+        """
+        if not self.kv.prefix_caching or seq.kv is None:
+            return False
+        useful = seq.num_computed if seq.interactive else min(seq.num_computed, seq.num_prompt_tokens)
+        return useful - seq.kv.flushed >= self.kv.block_size
+
+    def _flush_sequence(self, seq: Sequence, builder: StepBuilder) -> None:
+        if seq.kv is None:
+            return
+        full = min(seq.num_computed, len(seq.token_ids)) // self.kv.block_size * self.kv.block_size
+        if full <= seq.kv.flushed:
+            return
+        if seq.seq_id not in self._pending:
+            builder.flush_tail(seq, full)
+        self.kv.advance(seq.kv, full, seq.num_computed, seq.token_ids)
+
+    def _release(self, seq: Sequence, builder: StepBuilder) -> None:
+        builder.released_slots.append(seq.slot)
+        self.slots.release(seq.slot)
+        self.kv.close(seq.seq_id)
+        seq.slot, seq.kv = -1, None
+
+    # -- admission -----------------------------------------------------------------------------------------
+
+    def _admit(self, builder: StepBuilder, now: float) -> None:
+        rows = [s for s in self.running if s.is_decoding]
+        budget = self.max_num_batched_tokens - len(rows)
+        budget -= sum(s.num_to_compute for s in self.running if not s.is_decoding)
+        deferred = 0
+        self.wait_reason = ""
+        for seq in list(self.waiting) if len(self.waiting) <= MAX_DEFERRED * 2 else self._first_waiting():
+            if budget <= 0:
+                self._waits("the step's token budget is spent on earlier prompts")
+                return
+            if seq.in_flight:
+                continue
+            if not self.slots.num_free and not self._preempt_batch_for(seq, builder):
+                self._waits("no free slot")
+                return
+            hit = self.kv.find_prefix(seq.prompt_hashes, seq.token_ids)
+            if self._prefix_is_being_computed(seq, len(hit[0]) if hit else 0):
+                deferred += 1
+                self._waits("its prefix is being computed by a running request")
+                if deferred >= MAX_DEFERRED:
+                    return
+                continue
+            while not self._has_room(seq, hit):
+                if not self._preempt_batch_for(seq, builder):
+                    return
+                hit = self.kv.find_prefix(seq.prompt_hashes, seq.token_ids)
+            self._start(seq, hit, now)
+            budget -= seq.num_to_compute
+
+    def _first_waiting(self) -> list[Sequence]:
+        first = []
+        for seq in self.waiting:
+            first.append(seq)
+            if len(first) == MAX_DEFERRED * 2:
+                break
+        return first
+
+    def _waits(self, reason: str) -> None:
+        self.wait_reason = self.wait_reason or reason
+
+    def _prefix_is_being_computed(self, seq: Sequence, num_hit: int) -> bool:
+        """Whether a running prompt is about to write the very block that this one lacks first."""
+        if num_hit >= len(seq.prompt_hashes):
+            return False
+        wanted = seq.prompt_hashes[num_hit]
+        return any(
+            not other.is_decoding and num_hit < len(other.prompt_hashes) and other.prompt_hashes[num_hit] == wanted
+            for other in self.running
+        )
+
+    def _has_room(self, seq: Sequence, hit: list[list[int | None]]) -> bool:
+        """Whether the prompt's blocks fit beside what running prompts still need, with a little to spare."""
+        kv = self.kv
+        needs = kv.blocks_for(len(seq.token_ids), self.max_num_batched_tokens)
+        held = [sum(1 for b in ids if b is not None) for ids in hit]
+        revived = kv.hits_to_revive(hit)
+        spare = max(len(self.running), min(pool.num_blocks for pool in kv.pools) // 100) if self.running else 0
+        totals = []
+        for group in range(len(kv.pools)):
+            outstanding = sum(self._outstanding(other, group) for other in self.running)
+            totals.append(max(0, needs[group] - held[group]) + revived[group] + outstanding + spare)
+        if kv.can_allocate(totals):
+            return True
+        self._lacking = totals
+        group = max(range(len(totals)), key=lambda g: totals[g] - kv.available(g))
+        self._waits(f"{totals[group]} KV blocks needed, {kv.available(group)} free or evictable")
+        return False
+
+    def _outstanding(self, seq: Sequence, group: int) -> int:
+        """Blocks that a running prompt has yet to allocate."""
+        if seq.is_decoding or seq.kv is None:
+            return 0
+        need = self.kv.blocks_for(len(seq.token_ids), self.max_num_batched_tokens)[group]
+        return max(0, need - len(seq.kv.tables[group].ids))
+
+    def _start(self, seq: Sequence, hit: list[list[int | None]], now: float) -> None:
+        self.waiting.remove(seq)
+        kv = self.kv.open(seq.seq_id)
+        cached = self.kv.take_prefix(kv, hit, list(seq.prompt_hashes[: len(hit[0]) if hit else 0]))
+        seq.start(self.slots.allocate(), kv, cached, now)
+        self._insert_running(seq)
+
+    def _insert_running(self, seq: Sequence) -> None:
+        bisect.insort(self.running, seq, key=self.policy.key)
+
+    # -- preemption ----------------------------------------------------------------------------------------
+
+    def _preempt_batch_for(self, seq: Sequence, builder: StepBuilder) -> bool:
+        """Make room for an interactive sequence: the newest batch row goes. False if there is none."""
+        if not seq.interactive:
+            return False
+        victim = next((s for s in reversed(self.running) if not s.interactive), None)
+        if victim is None:
+            return False
+        self._preempt(victim, builder, "an interactive request needs its place")
+        return True
+
+    def _preempt(self, seq: Sequence, builder: StepBuilder, reason: str, *, keep_tail: bool = True) -> None:
+        """Take slot and blocks away. Full blocks are flushed first, so that recomputation usually hits them."""
+        if keep_tail and self.kv.prefix_caching:
+            self._flush_sequence(seq, builder)
+        self.preemptions.append(Preemption(self._step, seq, seq.num_computed, reason))
+        self.num_preemptions += 1
+        builder.drop(seq)
+        self.running.remove(seq)
+        self._release(seq, builder)
+        seq.preempt()
+        if self.kv.prefix_caching:
+            self.kv.hash_prompt(seq.prompt_hashes, seq.token_ids)
+        self.waiting.add(seq)
+
+    def _allocate(self, seq: Sequence, end: int, builder: StepBuilder) -> bool:
+        """Blocks for positions up to `end`, preempting from the end of the running list. False if `seq` itself
+        had to go, or must wait."""
+        assert seq.kv is not None
+        while not self.kv.allocate(seq.kv, end):
+            self._lacking = self.kv.block_needs(seq.kv, end)
+            victim = self.running[-1]
+            needs = ", ".join(str(n) for n in self._lacking)
+            self._preempt(victim, builder, f"out of KV blocks: {needs} needed")
+            if victim is seq:
+                return False
+        return True
+
+    # -- rows ----------------------------------------------------------------------------------------------
+
+    def _choose_decodes(self, builder: StepBuilder, now: float) -> None:
+        size = self.kv.block_size
+        for seq in list(self.running):
+            if seq.status is not Status.RUNNING or not seq.is_decoding:
+                continue
+            end = seq.num_computed + 1
+            if end % size or self._allocate(seq, end, builder):
+                builder.decodes.append(seq)
+
+    def _choose_chunks(self, builder: StepBuilder, now: float) -> None:
+        prompts = [seq for seq in self.running if not seq.is_decoding]
+        if not prompts:
+            return
+        context = sum(seq.num_computed for seq in builder.decodes)
+        available = self.max_num_batched_tokens - len(builder.decodes)
+        grant = self.prefill_budget.grant(len(builder.decodes), context, available)
+        builder.off_target = grant.off_target
+        left = min(grant.num_tokens, available)
+        for seq in prompts:
+            if left <= 0:
+                return
+            if seq.status is not Status.RUNNING:
+                continue  # preempted by an older prompt
+            size = min(seq.num_to_compute, left)
+            if self._allocate(seq, seq.num_computed + size, builder):
+                builder.chunks.append((seq, size))
+                left -= size
+
+    def _fork_if_prompt_ends(self, builder: StepBuilder, seq: Sequence, now: float) -> None:
+        """Start the other answers of a request in the step that samples the first token of each."""
+        if not seq.siblings or not builder.samples(seq):
+            return
+        end = seq.num_computed + builder.size_of(seq)
+        for child in list(seq.siblings):
+            if not self.slots.num_free:
+                break
+            seq.siblings.remove(child)
+            child.start(self.slots.allocate(), self.kv.fork(seq.seq_id, child.seq_id), end, now)
+            child.num_cached = end
+            self._insert_running(child)
+            builder.forks.append((seq, child))
+        self._release_siblings(seq)
+
+    def _release_siblings(self, seq: Sequence) -> None:
+        """Those that found no slot prefill on their own; the prefix cache usually spares them the prompt."""
+        for child in seq.siblings:
+            child.prompt_hashes = list(seq.prompt_hashes)
+            self.waiting.add(child)
+        seq.siblings = []
+
+    # -- commit --------------------------------------------------------------------------------------------
+
+    def commit(self, plan: StepPlan, result: StepResult, now: float) -> list[Sampled]:
+        """Apply what a step sampled. Rows of sequences that ended meanwhile are ignored."""
+        sampled = []
+        for row, token_id, finite, logprob in zip(
+            plan.samples, result.token_ids, result.finite, result.logprobs, strict=True
+        ):
+            seq = self._sequences.get(row.seq_id)
+            if seq is None:
+                continue
+            if not finite:
+                seq.in_flight -= 1
+                self.finish(seq, "error", now, error="the model's logits overflowed (no finite value)")
+                sampled.append(Sampled(seq, -1, None))
+                continue
+            seq.append(token_id, logprob, now)
+            ended = seq.stop_for(token_id)
+            if ended is not None:
+                self.finish(seq, ended[0], now, stop_reason=ended[1])
+            sampled.append(Sampled(seq, token_id, logprob))
+        return sampled
+
+    def check(self) -> None:
+        """Raise AssertionError unless slots, blocks and queues agree."""
+        self.kv.check()
+        slots = [s.slot for s in [*self.running, *self._retiring]]
+        if len(set(slots)) != len(slots) or len(slots) != self.slots.num_used:
+            raise AssertionError("every slot in use belongs to exactly one sequence")
+        keys = [self.policy.key(s) for s in self.running]
+        if keys != sorted(keys):
+            raise AssertionError("running sequences are out of policy order")
+        for seq in self.running:
+            if seq.status is not Status.RUNNING or seq.kv is None:
+                raise AssertionError("a running sequence holds no memory")
+            if not seq.kv.flushed <= seq.num_computed <= seq.num_tokens <= seq.max_length:
+                raise AssertionError(f"lengths of sequence {seq.seq_id} are out of order")
+            if seq.num_computed - seq.kv.flushed > self.tail_len and seq.seq_id not in self._pending:
+                raise AssertionError(f"sequence {seq.seq_id} has overrun its tail")
