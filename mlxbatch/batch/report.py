@@ -1,0 +1,96 @@
+"""The figures of a finished run: a table for people, JSON for --stats."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.table import Table
+
+from mlxbatch import __version__
+from mlxbatch.batch.totals import PERCENTILES, RunTotals
+from mlxbatch.errors import UsageError
+from mlxbatch.units import format_seconds
+
+
+@dataclass(frozen=True, slots=True)
+class RunReport:
+    """`seconds` is the time from the first request to the last record, loading excluded; `load_seconds` is
+    the loading. `engine` is what the engine counted, as `EngineClient.stats` gives it."""
+
+    model: str
+    totals: RunTotals
+    seconds: float
+    load_seconds: float
+    engine: Mapping[str, Any]
+    interrupted: bool = False
+
+    def as_dict(self) -> dict[str, Any]:
+        totals = self.totals
+        return {
+            "version": __version__,
+            "model": self.model,
+            "seconds": self.seconds,
+            "load_seconds": self.load_seconds,
+            "interrupted": self.interrupted,
+            "requests": {
+                "answered": totals.answered,
+                "failed": totals.failed,
+                "remaining": totals.remaining,
+                "earlier_answers": totals.earlier_answers,
+                "earlier_errors": totals.earlier_errors,
+            },
+            "tokens": {
+                "prompt": totals.prompt_tokens,
+                "prompt_cached": totals.cached_tokens,
+                "output": totals.output_tokens,
+            },
+            "latency_seconds": {
+                "ttft": totals.ttft.as_dict(),
+                "tpot": totals.tpot.as_dict(),
+                "queue": totals.queue_time.as_dict(),
+            },
+            "engine": dict(self.engine),
+        }
+
+    def write(self, path: Path) -> None:
+        """Raises UsageError when the file cannot be written."""
+        try:
+            path.write_bytes(msgspec.json.format(msgspec.json.encode(self.as_dict()), indent=2) + b"\n")
+        except OSError as error:
+            raise UsageError(f"cannot write {path}: {error.strerror}") from None
+
+    def table(self) -> Table:
+        table = Table(title=self.model, show_header=False, title_justify="left")
+        table.add_column(style="bold")
+        table.add_column()
+        for name, value in self.rows():
+            table.add_row(name, value)
+        return table
+
+    def rows(self) -> list[tuple[str, str]]:
+        totals = self.totals
+        requests = f"{totals.answered} answered, {totals.failed} failed"
+        if totals.remaining:
+            requests += f", {totals.remaining} not run"
+        if earlier := totals.earlier_answers + totals.earlier_errors:
+            requests += f"; {earlier} done earlier"
+        cached = f" ({totals.cached_tokens:,} from the prefix cache)" if totals.cached_tokens else ""
+        rows = [
+            ("requests", requests),
+            ("time", f"{format_seconds(self.seconds)}, and {format_seconds(self.load_seconds)} to load"),
+            ("tokens", f"{totals.prompt_tokens:,} prompt{cached}, {totals.output_tokens:,} output"),
+        ]
+        for name, distribution in (
+            ("TTFT", totals.ttft),
+            ("TPOT", totals.tpot),
+            ("queue", totals.queue_time),
+        ):
+            values = distribution.as_dict()
+            if values["count"]:
+                points = [f"p{p} {format_seconds(float(values[f'p{p}'] or 0))}" for p in PERCENTILES]
+                rows.append((name, "   ".join(points)))
+        return rows
