@@ -292,6 +292,4 @@ def decorate(
     for event in snapshot.events:
         label = name_of(event.request_id)[0] if event.request_id else ""
         events.append(replace(event, label=label or event.label))
-    return replace(
-        snapshot, slots=tuple(slots), waiting=tuple(waiting), events=tuple(events), clients=clients
-    )
+    return replace(snapshot, slots=tuple(slots), waiting=tuple(waiting), events=tuple(events), clients=clients)
