@@ -76,16 +76,21 @@ class EngineCore:
     def open_requests(self) -> int:
         return len(self._open)
 
+    def check(self, request: Request) -> None:
+        """Raise RequestError if the request can never run. Reads only what is fixed, so any thread may call it."""
+        vocab, params = self.tokenizer.vocab_size, request.params
+        named = (("prompt", request.prompt_token_ids), ("logit_bias", params.logit_bias))
+        for name, ids in (*named, ("stop_token_ids", params.stop_token_ids)):
+            for token_id in ids:
+                if not 0 <= token_id < vocab:
+                    message = f"{name}: token id {token_id} is outside the vocabulary of {vocab}"
+                    raise RequestError(message, param=name)
+        self.scheduler.check_fits(len(request.prompt_token_ids), params.max_tokens)
+
     def submit(self, request: Request) -> None:
-        """Queue a request; raises RequestError if it can never fit."""
-        vocab = self.tokenizer.vocab_size
+        """Queue a request; raises RequestError if it can never run."""
+        self.check(request)
         params = request.params
-        if any(not 0 <= token < vocab for token in request.prompt_token_ids):
-            bad = next(t for t in request.prompt_token_ids if not 0 <= t < vocab)
-            raise RequestError(f"token id {bad} is outside the vocabulary of {vocab}", param="prompt")
-        for name, ids in (("logit_bias", params.logit_bias), ("stop_token_ids", params.stop_token_ids)):
-            if any(not 0 <= token < vocab for token in ids):
-                raise RequestError(f"{name} names a token id outside the vocabulary of {vocab}", param=name)
         sequences = self.scheduler.add(request)
         self._open[request.request_id] = sequences
         for seq in sequences:

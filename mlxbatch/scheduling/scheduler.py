@@ -109,7 +109,7 @@ class Scheduler:
         prompt, params = list(request.prompt_token_ids), request.params
         if not prompt:
             raise RequestError("the prompt has no tokens", code="empty_prompt", param="prompt")
-        self._check_fits(len(prompt), params.max_tokens)
+        self.check_fits(len(prompt), params.max_tokens)
         limit = self.max_output_tokens(len(prompt))
         max_length = len(prompt) + min(limit, params.max_tokens or limit)
         sequences = []
@@ -140,7 +140,8 @@ class Scheduler:
             self.waiting.add(sequences[0])
         return sequences
 
-    def _check_fits(self, num_prompt: int, max_tokens: int | None) -> None:
+    def check_fits(self, num_prompt: int, max_tokens: int | None) -> None:
+        """Raise RequestError, with the arithmetic, if a request of these lengths can never run."""
         wanted = num_prompt + (max_tokens or 1)
         parts = f"{num_prompt} prompt tokens + {max_tokens or 1} new tokens = {wanted}"
         if wanted > self.max_model_len:

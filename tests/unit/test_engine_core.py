@@ -224,7 +224,7 @@ def test_an_interactive_request_preempts_the_newest_batch_row():
     core.submit(Request("chat", PROMPT[:3], SamplingParams(max_tokens=3), Priority.INTERACTIVE, arrival=core.clock()))
     outputs = finish_all(core)
     assert core.scheduler.num_preemptions == 1
-    assert any("new" == event.request_id for event in core.events if event.kind == "preempt")
+    assert any(event.request_id == "new" for event in core.events if event.kind == "preempt")
     assert tokens_of(outputs["chat"][0]) == continuation(PROMPT[:3], 3)
 
 
