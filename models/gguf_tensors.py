@@ -1,4 +1,4 @@
-"""Turning the tensors of a GGUF file into float32 arrays in the row order that mlx-lm expects."""
+"""The values of GGUF tensors, and the row order that mlx-lm expects."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gguf.quants import dequantize
 from mlxbatch.errors import ModelError
 from mlxbatch.models.gguf_file import GgufFile, GgufTensor
 
-_PLAIN = {
+_PLAIN: dict[GGMLQuantizationType, np.dtype] = {
     GGMLQuantizationType.F64: np.dtype("<f8"),
     GGMLQuantizationType.F32: np.dtype("<f4"),
     GGMLQuantizationType.F16: np.dtype("<f2"),
@@ -19,8 +19,10 @@ _PLAIN = {
 def read_float32(file: GgufFile, tensor: GgufTensor) -> np.ndarray:
     """The values of one tensor as float32, dequantised by the `gguf` package where need be."""
     raw = file.read(tensor)
-    if tensor.type in _PLAIN:
-        return raw.view(_PLAIN[tensor.type]).astype(np.float32, copy=False).reshape(tensor.shape)
+    plain = _PLAIN.get(tensor.type)
+    if plain is not None:
+        values: np.ndarray = raw.view(plain)
+        return values.astype(np.float32, copy=False).reshape(tensor.shape)
     try:
         with np.errstate(all="ignore"):
             return dequantize(raw.reshape(tensor.shape[0], -1), tensor.type).reshape(tensor.shape)

@@ -2,58 +2,142 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from mlxbatch.errors import ModelError
+from mlxbatch.models.gguf_affine import GROUP, affine_bits, read_affine
 from mlxbatch.models.gguf_architecture import Architecture, architecture_of
 from mlxbatch.models.gguf_file import GgufFile, GgufTensor
 from mlxbatch.models.gguf_tensors import read_float32, unpermute_rotary
+from mlxbatch.models.messages import shortened
 from mlxbatch.models.progress import Progress, silent
 
+_FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 
-def iterate_weights(
-    file: GgufFile, config: dict[str, Any], dtype: mx.Dtype, progress: Progress = silent
-) -> Iterator[tuple[str, mx.array]]:
-    """Yield (mlx-lm parameter name, evaluated array in `dtype`), one tensor at a time.
 
-    Memory beside the results is one tensor in float32. Raises ModelError for tensors without a place.
+@dataclass(frozen=True)
+class StoredWeight:
+    """How one tensor is kept in memory: `bits` is None for the compute dtype, else MLX affine."""
+
+    tensor: GgufTensor
+    target: str
+    bits: int | None
+    group_size: int = GROUP
+    lossless: bool = False  # the file's own blocks, repacked
+
+    @property
+    def module(self) -> str:
+        return self.target.rpartition(".")[0]
+
+
+def plan_storage(file: GgufFile, import_bits: int) -> list[StoredWeight]:
+    """Decide for every tensor how it is stored. Raises ModelError for tensors without a place.
+
+    `import_bits` 16 is the compute dtype; 8 and 4 are MLX affine; 0 keeps the size that the file has where
+    quantised matmuls are fast (macOS), and is 16 elsewhere. Blocks that MLX can hold as they are never
+    get quantised a second time when they have the wanted bits.
     """
     architecture = architecture_of(file)
-    named = _targets(file, architecture)
-    for done, (tensor, target) in enumerate(named):
-        progress("reading weights", done, len(named))
-        values = _in_model_order(read_float32(file, tensor), target, config, architecture)
-        array = mx.array(values).astype(dtype)
-        mx.eval(array)
-        yield target, array
-    progress("reading weights", len(named), len(named))
-
-
-def _targets(file: GgufFile, architecture: Architecture) -> list[tuple[GgufTensor, str]]:
-    named, unknown = [], []
+    plan, unknown = [], []
     for name, tensor in file.tensors.items():
         target = architecture.target(name)
         if target is not None:
-            named.append((tensor, target))
+            plan.append(_storage(tensor, target, import_bits))
         elif name not in architecture.consumed:
             unknown.append(name)
     if unknown:
-        shown = ", ".join(unknown[:8]) + (f" and {len(unknown) - 8} more" if len(unknown) > 8 else "")
-        raise ModelError(f"{file.path}: tensors that the model has no place for: {shown}")
-    return named
+        raise ModelError(f"{file.path} holds tensors that its model has no place for: {shortened(unknown)}")
+    return plan
+
+
+def _storage(tensor: GgufTensor, target: str, import_bits: int) -> StoredWeight:
+    exact = affine_bits(tensor.type)
+    bits: int | None = None if import_bits == 16 else import_bits
+    if import_bits == 0:
+        bits = _kept_bits(tensor.type) if sys.platform == "darwin" else None
+    width = tensor.shape[-1]
+    if bits is None or len(tensor.shape) < 2 or width % GROUP or "ffn_gate_inp" in tensor.name:
+        return StoredWeight(tensor, target, None)
+    if bits == exact:
+        return StoredWeight(tensor, target, bits, GROUP, lossless=True)
+    return StoredWeight(tensor, target, bits, 64 if width % 64 == 0 else GROUP)
+
+
+def _kept_bits(kind: GGMLQuantizationType) -> int | None:
+    """The MLX bits that come closest to a type without losing much: K-quants of 3 bits and less take 4."""
+    if kind.name in _FLOATS:
+        return None
+    exact = affine_bits(kind)
+    if exact is not None:
+        return exact
+    weights, nbytes = GGML_QUANT_SIZES[kind]
+    return 4 if nbytes * 8 / weights < 4.0 else 8
+
+
+def read_weights(
+    file: GgufFile,
+    plan: list[StoredWeight],
+    config: dict[str, Any],
+    dtype: mx.Dtype,
+    progress: Progress = silent,
+) -> Iterator[tuple[str, mx.array]]:
+    """Yield (parameter name, evaluated array), one tensor at a time.
+
+    Floating-point arrays, scales and biases are in `dtype`. Beside the results, memory holds one tensor
+    in float32.
+    """
+    architecture = architecture_of(file)
+    for done, stored in enumerate(plan):
+        progress("reading weights", done, len(plan))
+        for name, array in _arrays(file, stored, config, architecture, dtype).items():
+            mx.eval(array)
+            yield name, array
+    progress("reading weights", len(plan), len(plan))
+
+
+def _arrays(
+    file: GgufFile,
+    stored: StoredWeight,
+    config: dict[str, Any],
+    architecture: Architecture,
+    dtype: mx.Dtype,
+) -> dict[str, mx.array]:
+    def ordered(values: np.ndarray) -> mx.array:
+        return mx.array(_in_model_order(values, stored, config, architecture))
+
+    if stored.bits is None:
+        return {stored.target: ordered(read_float32(file, stored.tensor)).astype(dtype)}
+    if stored.lossless:
+        affine = read_affine(file.read(stored.tensor), stored.tensor.shape, stored.tensor.type)
+        weight, scales, biases = (ordered(part) for part in (affine.packed(), affine.scales, affine.biases))
+    else:
+        values = ordered(read_float32(file, stored.tensor))
+        weight, scales, biases = mx.quantize(values, stored.group_size, stored.bits)
+    return {
+        stored.target: weight,
+        f"{stored.module}.scales": scales.astype(dtype),
+        f"{stored.module}.biases": biases.astype(dtype),
+    }
 
 
 def _in_model_order(
-    values: np.ndarray, target: str, config: dict[str, Any], architecture: Architecture
+    values: np.ndarray, stored: StoredWeight, config: dict[str, Any], architecture: Architecture
 ) -> np.ndarray:
-    if architecture.norm_offset and "norm" in target:
-        return values - architecture.norm_offset
-    if architecture.interleaved and ".q_proj." in target:
-        return unpermute_rotary(values, config["num_attention_heads"])
-    if architecture.interleaved and ".k_proj." in target:
-        return unpermute_rotary(values, config["num_key_value_heads"])
+    if architecture.norm_offset and "norm" in stored.target:
+        return values - np.float32(architecture.norm_offset)
+    if architecture.interleaved:
+        for projection, heads in (("q_proj", "num_attention_heads"), ("k_proj", "num_key_value_heads")):
+            if stored.module.endswith(projection):
+                if values.shape[0] % (2 * config[heads]):
+                    raise ModelError(
+                        f"{stored.tensor.name}: {values.shape[0]} rows do not make {config[heads]} heads"
+                    )
+                return unpermute_rotary(values, config[heads])
     return values

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -29,3 +30,13 @@ class LoadedModel:
     weight_bytes: int
     dtype: mx.Dtype
     fingerprint: str
+
+
+@dataclass(frozen=True)
+class ModelParts:
+    """What one kind of source gives, weights still lazy where they can be. `files` make the fingerprint."""
+
+    model: nn.Module
+    config: dict[str, Any]
+    tokenizer: ModelTokenizer
+    files: list[Path]
