@@ -1,0 +1,108 @@
+"""The time of a step, as the scheduler asks for it: a source of times, corrected by what is observed."""
+
+from __future__ import annotations
+
+import math
+from typing import Protocol
+
+from mlxbatch.capacity.saturation import padded_rows
+
+DRIFT_RATE = 0.02  # share of each (bounded) error that the correction takes over
+DRIFT_BOUND = 0.3  # a step counts as at most this far off, in log time: a hiccup moves the correction by 0.6%
+DRIFT_LIMIT = math.log(8.0)
+ROWS_LOOKED_AT = 64  # padding looks no further
+
+
+class StepTimes(Protocol):
+    """Where times come from: a Roofline or a MeasuredCurve. `context` is the mean of the decode rows."""
+
+    def seconds(
+        self, rows: int, prefill_tokens: int = 0, context: float = 0.0, *, prefill_start: float = 0.0
+    ) -> float: ...
+
+
+class Drift:
+    """A slowly moving factor between predicted and observed times, for one kind of step.
+
+    Works on log(observed / predicted), and bounds each error before averaging (Huber's psi), so that one step
+    that took ten times as long (a page-in, another process) hardly counts, while a lasting change is followed
+    with a time constant of 1 / DRIFT_RATE steps.
+    """
+
+    def __init__(self) -> None:
+        self._log = 0.0
+        self.observations = 0
+
+    @property
+    def factor(self) -> float:
+        return math.exp(self._log)
+
+    def observe(self, predicted: float, observed: float) -> None:
+        """`predicted` is without this factor."""
+        if predicted <= 0.0 or observed <= 0.0:
+            return
+        error = math.log(observed / predicted) - self._log
+        bounded = min(max(error, -DRIFT_BOUND), DRIFT_BOUND)
+        self.observations += 1
+        # The first steps average, so that a chip table that is far off is soon corrected.
+        rate = max(DRIFT_RATE, 1.0 / self.observations)
+        self._log = min(max(self._log + rate * bounded, -DRIFT_LIMIT), DRIFT_LIMIT)
+
+
+class StepCostModel:
+    """Predicts step times from a source, times the drift of decode-only and of mixed steps."""
+
+    def __init__(self, times: StepTimes, *, source: str) -> None:
+        self.times = times
+        self.source = source  # "tuned" or "chip table", for the display
+        self.decode_drift = Drift()
+        self.mixed_drift = Drift()
+        self._padded: dict[int, int] | None = None
+
+    def _drift(self, prefill_tokens: int) -> Drift:
+        return self.mixed_drift if prefill_tokens else self.decode_drift
+
+    def predict(
+        self, rows: int, prefill_tokens: int = 0, context: float = 0.0, *, prefill_start: float = 0.0
+    ) -> float:
+        """Seconds of a step of `rows` decode rows at `context` cached tokens on average, beside
+        `prefill_tokens` tokens of chunks behind `prefill_start` cached ones."""
+        seconds = self.times.seconds(rows, prefill_tokens, context, prefill_start=prefill_start)
+        return seconds * self._drift(prefill_tokens).factor
+
+    def observe(
+        self, rows: int, prefill_tokens: int, context: float, seconds: float, *, prefill_start: float = 0.0
+    ) -> None:
+        """A step took `seconds`. Steps of a warming engine (compilation) should not be passed in."""
+        predicted = self.times.seconds(rows, prefill_tokens, context, prefill_start=prefill_start)
+        self._drift(prefill_tokens).observe(predicted, seconds)
+
+    def prefill_budget(
+        self, rows: int, context: float, tpot_target: float, *, most: int, block_size: int = 16
+    ) -> int:
+        """The most prompt tokens, in whole blocks and at most `most`, that a step can take in beside its
+        decode rows within `tpot_target` seconds. 0 when not even one block fits.
+
+        Step times are not monotonic in tokens (a stair may be cheaper than the slope before it), so sizes are
+        tried from the largest down, by halving steps first and by blocks within the last one.
+        """
+        if self.predict(rows, most, context) <= tpot_target:
+            return most
+        step = 1 << max(0, (most // block_size).bit_length() - 1)
+        best = 0
+        while step:  # the largest multiple of blocks in the rising part
+            size = best + step * block_size
+            if size <= most and self.predict(rows, size, context) <= tpot_target:
+                best = size
+            step //= 2
+        # A tile's edge beyond a slope: the next few blocks may be cheaper again.
+        for size in range(best + block_size, min(most, best + 8 * block_size) + 1, block_size):
+            if self.predict(rows, size, context) <= tpot_target:
+                best = size
+        return best
+
+    def padded_rows(self, rows: int) -> int:
+        """How many rows a decode step of `rows` should run: more, where a later stair is cheaper."""
+        if self._padded is None:
+            self._padded = padded_rows({r: self.times.seconds(r) for r in range(1, ROWS_LOOKED_AT + 1)})
+        return self._padded.get(rows, rows)
