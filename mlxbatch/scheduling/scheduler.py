@@ -14,11 +14,13 @@ is fixed, because each part relies on the one before it:
 from __future__ import annotations
 
 import bisect
+import itertools
 from collections.abc import Iterable
 from typing import NamedTuple
 
 from mlxbatch.errors import RequestError
 from mlxbatch.request import Request, TokenLogprob
+from mlxbatch.scheduling.admission import Admission, PrefixHit
 from mlxbatch.scheduling.budget import PrefillBudget, WholeStep
 from mlxbatch.scheduling.builder import StepBuilder
 from mlxbatch.scheduling.groups import KVMemory
@@ -28,6 +30,7 @@ from mlxbatch.scheduling.sequence import Sequence, Status
 from mlxbatch.scheduling.slots import SlotPool
 
 MAX_DEFERRED = 64  # waiting sequences looked past while they wait for a prefix that is being computed
+MAX_LOOK_AHEAD = 512  # waiting sequences looked at in one plan
 _SEED_STEP = 0x9E3779B97F4A7C15  # 2^64 / golden ratio: spreads the seeds of forks
 
 
@@ -74,19 +77,23 @@ class Scheduler:
         self.seed = seed
         self.waiting = WaitingQueue(self.policy)
         self.running: list[Sequence] = []  # in policy order: the last is the first to be preempted
-        self.wait_reason = ""
+        self.admission = Admission(kv, max_num_batched_tokens)
         self.preemptions: list[Preemption] = []  # since the reader last emptied it
         self.num_preemptions = 0
         self._sequences: dict[int, Sequence] = {}
         self._of_request: dict[str, list[Sequence]] = {}
         self._retiring: list[Sequence] = []  # finished, still holding slot and blocks
         self._pending: set[int] = set()  # sequences whose chunk of the step before is not in the pools yet
-        self._lacking: list[int] | None = None
         self._shrink_idle = False
         self._step = 0
         self._next_id = 0
 
     # -- requests ------------------------------------------------------------------------------------------
+
+    @property
+    def wait_reason(self) -> str:
+        """Why the head of the queue was not admitted by the last plan; empty if nothing waits."""
+        return self.admission.wait_reason
 
     @property
     def has_work(self) -> bool:
@@ -240,11 +247,11 @@ class Scheduler:
                 break
             # The flush would name blocks that the next round may move, so this victim's tail is not kept.
             self._preempt(self.running[-1], builder, "KV memory was taken away", keep_tail=False)
-        if self._lacking is not None and (len(kv.pools) > 1):
-            kv.rebalance(self._lacking)
+        if self.admission.lacking is not None and (len(kv.pools) > 1):
+            kv.rebalance(self.admission.lacking)
         if self._shrink_idle:
             kv.shrink_idle()
-        self._lacking, self._shrink_idle = None, False
+        self.admission.lacking, self._shrink_idle = None, False
 
     def _flush(self, builder: StepBuilder) -> None:
         """Flush all full blocks of all rows whenever one row, or a retiring one, has to: a flush synchronises."""
@@ -292,81 +299,37 @@ class Scheduler:
     # -- admission -----------------------------------------------------------------------------------------
 
     def _admit(self, builder: StepBuilder, now: float) -> None:
-        rows = [s for s in self.running if s.is_decoding]
-        budget = self.max_num_batched_tokens - len(rows)
-        budget -= sum(s.num_to_compute for s in self.running if not s.is_decoding)
+        admission = self.admission
+        admission.begin()
+        if not len(self.waiting):
+            return
+        budget = self.max_num_batched_tokens
+        budget -= sum(1 if seq.is_decoding else seq.num_to_compute for seq in self.running)
         deferred = 0
-        self.wait_reason = ""
-        for seq in list(self.waiting) if len(self.waiting) <= MAX_DEFERRED * 2 else self._first_waiting():
+        for seq in list(itertools.islice(self.waiting, MAX_LOOK_AHEAD)):
             if budget <= 0:
-                self._waits("the step's token budget is spent on earlier prompts")
+                admission.waits("the step's token budget is spent on earlier prompts")
                 return
             if seq.in_flight:
                 continue
             if not self.slots.num_free and not self._preempt_batch_for(seq, builder):
-                self._waits("no free slot")
+                admission.waits("no free slot")
                 return
             hit = self.kv.find_prefix(seq.prompt_hashes, seq.token_ids)
-            if self._prefix_is_being_computed(seq, len(hit[0]) if hit else 0):
+            if admission.prefix_is_being_computed(seq, hit, self.running):
                 deferred += 1
-                self._waits("its prefix is being computed by a running request")
+                admission.waits("its prefix is being computed by a running request")
                 if deferred >= MAX_DEFERRED:
                     return
                 continue
-            while not self._has_room(seq, hit):
+            while not admission.has_room(seq, hit, self.running):
                 if not self._preempt_batch_for(seq, builder):
                     return
                 hit = self.kv.find_prefix(seq.prompt_hashes, seq.token_ids)
             self._start(seq, hit, now)
             budget -= seq.num_to_compute
 
-    def _first_waiting(self) -> list[Sequence]:
-        first = []
-        for seq in self.waiting:
-            first.append(seq)
-            if len(first) == MAX_DEFERRED * 2:
-                break
-        return first
-
-    def _waits(self, reason: str) -> None:
-        self.wait_reason = self.wait_reason or reason
-
-    def _prefix_is_being_computed(self, seq: Sequence, num_hit: int) -> bool:
-        """Whether a running prompt is about to write the very block that this one lacks first."""
-        if num_hit >= len(seq.prompt_hashes):
-            return False
-        wanted = seq.prompt_hashes[num_hit]
-        return any(
-            not other.is_decoding and num_hit < len(other.prompt_hashes) and other.prompt_hashes[num_hit] == wanted
-            for other in self.running
-        )
-
-    def _has_room(self, seq: Sequence, hit: list[list[int | None]]) -> bool:
-        """Whether the prompt's blocks fit beside what running prompts still need, with a little to spare."""
-        kv = self.kv
-        needs = kv.blocks_for(len(seq.token_ids), self.max_num_batched_tokens)
-        held = [sum(1 for b in ids if b is not None) for ids in hit]
-        revived = kv.hits_to_revive(hit)
-        spare = max(len(self.running), min(pool.num_blocks for pool in kv.pools) // 100) if self.running else 0
-        totals = []
-        for group in range(len(kv.pools)):
-            outstanding = sum(self._outstanding(other, group) for other in self.running)
-            totals.append(max(0, needs[group] - held[group]) + revived[group] + outstanding + spare)
-        if kv.can_allocate(totals):
-            return True
-        self._lacking = totals
-        group = max(range(len(totals)), key=lambda g: totals[g] - kv.available(g))
-        self._waits(f"{totals[group]} KV blocks needed, {kv.available(group)} free or evictable")
-        return False
-
-    def _outstanding(self, seq: Sequence, group: int) -> int:
-        """Blocks that a running prompt has yet to allocate."""
-        if seq.is_decoding or seq.kv is None:
-            return 0
-        need = self.kv.blocks_for(len(seq.token_ids), self.max_num_batched_tokens)[group]
-        return max(0, need - len(seq.kv.tables[group].ids))
-
-    def _start(self, seq: Sequence, hit: list[list[int | None]], now: float) -> None:
+    def _start(self, seq: Sequence, hit: PrefixHit, now: float) -> None:
         self.waiting.remove(seq)
         kv = self.kv.open(seq.seq_id)
         cached = self.kv.take_prefix(kv, hit, list(seq.prompt_hashes[: len(hit[0]) if hit else 0]))
@@ -407,9 +370,9 @@ class Scheduler:
         had to go, or must wait."""
         assert seq.kv is not None
         while not self.kv.allocate(seq.kv, end):
-            self._lacking = self.kv.block_needs(seq.kv, end)
+            self.admission.lacking = self.kv.block_needs(seq.kv, end)
             victim = self.running[-1]
-            needs = ", ".join(str(n) for n in self._lacking)
+            needs = ", ".join(str(n) for n in self.admission.lacking)
             self._preempt(victim, builder, f"out of KV blocks: {needs} needed")
             if victim is seq:
                 return False

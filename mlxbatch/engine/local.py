@@ -1,0 +1,136 @@
+"""An engine in this process: model, runner, scheduler and loop behind the EngineClient interface."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mlxbatch.config import EngineConfig
+from mlxbatch.engine.assembly import Assembly, assemble
+from mlxbatch.engine.core import EngineCore
+from mlxbatch.engine.snapshot import Snapshot
+from mlxbatch.engine.snapshotter import Snapshotter
+from mlxbatch.engine.trace import StepTrace
+from mlxbatch.errors import EngineError
+from mlxbatch.request import OutputDelta, Request, RequestTiming
+
+if TYPE_CHECKING:
+    from mlxbatch.models.loaded import LoadedModel
+    from mlxbatch.models.tokenizer import ModelTokenizer
+
+Progress = Callable[[str], None]
+
+
+class LocalEngine:
+    """Loads a model and serves it; all of MLX's work happens on the thread that calls it.
+
+    `progress` is told what is being loaded. `reserved_elsewhere` is bytes that other engines on this machine hold.
+    `trace` keeps every step for write_trace(). Raises ModelError or UsageError if the model cannot be run.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        progress: Progress | None = None,
+        reserved_elsewhere: int = 0,
+        trace: bool = False,
+    ) -> None:
+        self.config = config
+        self._trace = StepTrace(time.monotonic()) if trace else None
+        parts = assemble(config, progress or (lambda stage: None), reserved_elsewhere)
+        self._parts: Assembly | None = parts
+        self._core = EngineCore(
+            parts.scheduler, parts.runner, parts.loaded.tokenizer, trace=self._trace, observe=parts.observe
+        )
+        facts = (parts.model_facts, parts.machine_facts)
+        self._snapshots = Snapshotter(self._core, *facts, memory=parts.memory_use, curve=parts.curve)
+
+    @property
+    def core(self) -> EngineCore:
+        self._open()
+        return self._core
+
+    @property
+    def loaded(self) -> LoadedModel:
+        return self._open().loaded
+
+    @property
+    def model_name(self) -> str:
+        return self.loaded.name
+
+    @property
+    def model_fingerprint(self) -> str:
+        return self.loaded.fingerprint
+
+    @property
+    def max_model_len(self) -> int:
+        return self._core.scheduler.max_model_len
+
+    @property
+    def tokenizer(self) -> ModelTokenizer:
+        return self.loaded.tokenizer
+
+    @property
+    def has_unfinished(self) -> bool:
+        return self._core.has_unfinished
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Memory that this engine may come to hold: weights, activations, tails and the whole KV budget."""
+        return self._open().reserved_bytes
+
+    def check(self, request: Request) -> None:
+        self._core.check(request)
+
+    def submit(self, request: Request) -> None:
+        self._open()
+        if not request.arrival:
+            request = replace(request, arrival=self._core.clock())
+        self._core.submit(request)
+
+    def cancel(self, request_id: str) -> None:
+        self._core.cancel(request_id)
+
+    def poll(self, timeout: float = 0.0) -> list[OutputDelta]:
+        self._open()
+        return self._core.step()
+
+    def pop_timings(self) -> list[RequestTiming]:
+        return self._core.pop_timings()
+
+    def stats(self) -> dict[str, object]:
+        parts = self._open()
+        return self._core.stats() | parts.stats()
+
+    def snapshot(self) -> Snapshot:
+        self._open()
+        return self._snapshots.take()
+
+    def write_trace(self, path: Path) -> None:
+        """Write the Chrome trace of everything since the start. Raises EngineError without `trace=True`."""
+        if self._trace is None:
+            raise EngineError("this engine keeps no trace; start it with trace=True")
+        self._trace.write(path)
+
+    def close(self) -> None:
+        """Give the memory of model and KV back. The engine cannot be used afterwards."""
+        parts, self._parts = self._parts, None
+        if parts is None:
+            return
+        del self._core, self._snapshots
+        parts.release()
+        del parts
+        gc.collect()
+        import mlx.core as mx
+
+        mx.clear_cache()
+
+    def _open(self) -> Assembly:
+        if self._parts is None:
+            raise EngineError("this engine is closed")
+        return self._parts
