@@ -3,8 +3,8 @@
 Its tokens are bytes, so any text goes in and comes out. A prompt's answer is a function of prompt and
 parameters, whatever runs beside it. Words in a prompt script the rest:
 
-    BREAK   this request ends with an error      CRASH   the engine fails at this request's first token
-    LONG    an answer of 60 tokens               WAIT    the first token comes 30 steps late
+    BREAK   this request ends with an error instead of its first token
+    LONG    an answer of 60 tokens
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mlxbatch.config import EngineConfig
-from mlxbatch.errors import EngineError, RequestError
+from mlxbatch.errors import RequestError
 from mlxbatch.request import OutputDelta, Request, RequestTiming, SamplingParams, TokenLogprob
 
 BOS, EOS, IM_START, IM_END = 256, 257, 258, 259
@@ -65,7 +65,6 @@ def answer_tokens(prompt: tuple[int, ...], params: SamplingParams, index: int) -
 class Row:
     request: Request
     answers: list[list[int]]
-    delay: int
     arrival: float
     scheduled: float = 0.0
     first: float = 0.0
@@ -98,6 +97,8 @@ class FakeEngine:
         return bool(self._waiting or self._running or self._aborted)
 
     def submit(self, request: Request) -> None:
+        if not request.prompt_token_ids:
+            raise RequestError("the prompt has no tokens", code="empty_prompt", param="prompt")
         need = len(request.prompt_token_ids) + (request.params.max_tokens or 1)
         if need > self.max_model_len:
             raise RequestError(
@@ -110,8 +111,7 @@ class FakeEngine:
         answers = [
             answer_tokens(request.prompt_token_ids, request.params, index) for index in range(request.params.n)
         ]
-        delay = 30 if "WAIT" in self._words(request) else 1
-        self._waiting.append(Row(request, answers, delay, self._clock))
+        self._waiting.append(Row(request, answers, self._clock))
         self.most_held = max(self.most_held, len(self._waiting) + len(self._running))
 
     def cancel(self, request_id: str) -> None:
@@ -140,12 +140,7 @@ class FakeEngine:
         return deltas
 
     def _advance(self, row: Row) -> list[OutputDelta]:
-        if row.delay > 0:
-            row.delay -= 1
-            return []
         request, position = row.request, row.position
-        if "CRASH" in self._words(request):
-            raise EngineError("the fake engine fell over, as its prompt told it to")
         if "BREAK" in self._words(request):
             self._running.remove(row)
             return [OutputDelta(request.request_id, 0, (), "", finish_reason="error", error="scripted failure")]

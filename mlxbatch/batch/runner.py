@@ -204,13 +204,6 @@ class BatchRunner:
                 found.append((tuple(tokenizer.encode(prompt)), prompt))
             else:
                 found.append((prompt, None))
-        highest = max((max(token_ids, default=0) for token_ids, _ in found), default=0)
-        if highest >= tokenizer.vocab_size:
-            raise RequestError(
-                f"token id {highest} is outside the vocabulary of {tokenizer.vocab_size}", param="prompt"
-            )
-        if any(not token_ids for token_ids, _ in found):
-            raise RequestError("the prompt is empty", code="empty_prompt", param="prompt")
         return found
 
     # Deltas out of the engine.
