@@ -6,6 +6,8 @@
 
 #include <metal_simdgroup_matrix>
 
+#define UNROLL _Pragma("clang loop unroll(full)")  // of every loop that indexes an array kept in registers
+
 // A lane's place in an 8x8 simdgroup matrix: it holds (row, col) and (row, col + 1). MLX's own kernels rely
 // on the same layout.
 METAL_FUNC int fragment_row(uint lane) {
@@ -48,15 +50,25 @@ struct Piece<float> {
     pair[0] = as_type<float2>(bits.xy);
     pair[1] = as_type<float2>(bits.zw);
   }
+  uint4 pack() const thread {
+    return uint4(as_type<uint2>(pair[0]), as_type<uint2>(pair[1]));
+  }
 };
 
 template <>
 struct Piece<half> {
   float2 pair[4];
   void unpack(uint4 bits) thread {
-    for (int i = 0; i < 4; i++) {
+    UNROLL for (int i = 0; i < 4; i++) {
       pair[i] = float2(as_type<half2>(bits[i]));
     }
+  }
+  uint4 pack() const thread {
+    uint4 bits;
+    UNROLL for (int i = 0; i < 4; i++) {
+      bits[i] = as_type<uint>(half2(pair[i]));
+    }
+    return bits;
   }
 };
 
@@ -64,16 +76,43 @@ template <>
 struct Piece<bfloat> {
   float2 pair[4];
   void unpack(uint4 bits) thread {
-    for (int i = 0; i < 4; i++) {
+    UNROLL for (int i = 0; i < 4; i++) {
       pair[i] = float2(as_type<float>(bits[i] << 16), as_type<float>(bits[i] & 0xffff0000u));
     }
   }
+  uint4 pack() const thread {
+    uint4 bits;
+    UNROLL for (int i = 0; i < 4; i++) {
+      bits[i] = as_type<ushort>(bfloat(pair[i].x)) | uint(as_type<ushort>(bfloat(pair[i].y))) << 16;
+    }
+    return bits;
+  }
 };
+
+template <typename T>
+METAL_FUNC uint4 load_bits(const device T* source) {
+  return *reinterpret_cast<const device uint4*>(source);
+}
 
 // Loads the piece at `source`, or zeros: memory outside the valid range is never touched.
 template <typename T>
 METAL_FUNC Piece<T> load_piece(const device T* source, bool valid) {
   Piece<T> piece;
-  piece.unpack(valid ? *reinterpret_cast<const device uint4*>(source) : uint4(0));
+  piece.unpack(valid ? load_bits(source) : uint4(0));
   return piece;
+}
+
+// A piece of two rows' elements 0, 2, 4, ..., row by row: the right-hand operand that goes with load_piece.
+template <typename T>
+METAL_FUNC uint4 interleave(const device T* first, const device T* second, bool has_first, bool has_second) {
+  uint4 bits = 0;
+  UNROLL for (int i = 0; i < 16 / int(sizeof(T)); i++) {
+    if (i % 2 ? has_second : has_first) {
+      const device T* from = (i % 2 ? second : first) + i / 2 * 2;
+      const uint raw = sizeof(T) == 4 ? *reinterpret_cast<const device uint*>(from)
+                                      : *reinterpret_cast<const device ushort*>(from);
+      bits[i * sizeof(T) / 4] |= sizeof(T) == 4 ? raw : raw << (16 * (i % 2));
+    }
+  }
+  return bits;
 }

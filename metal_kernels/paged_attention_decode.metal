@@ -10,10 +10,13 @@
 // Both K and V go from device memory to registers in 16-byte pieces, 64 and 128 neighbouring bytes a token.
 // The softmax is online and in base 2. At the end the simdgroups' results are merged.
 //
-// Template  T float16, bfloat16 or float32; D, DV widths of K and V, multiples of 8; TILES query tiles;
+// Template  T float16, bfloat16 or float32; BITS of pool blocks: 0 for T, or 8 or 4 (paged_kv.metal);
+//           D, DV widths of K and V, multiples of 8; TILES query tiles;
 //           SIMDGROUPS per threadgroup; DIRECT: every row has one chunk, so the result is final;
 //           Out: T if DIRECT, else float
-// Inputs    queries [R, Hk G, q_len, D] T       pool_k [N, Hk, B, D], pool_v [N, Hk, B, DV] T
+// Inputs    queries [R, Hk G, q_len, D] T
+//           pool_k [N, Hk, B, D], pool_v [N, Hk, B, DV] T, or uint8 [N, Hk, B, D or DV * BITS / 8] and
+//           k_scales [N, Hk, 2, D], v_scales [N, Hk, B, 2] T
 //           tail_k [S, Hk, tail_len, D], tail_v [S, Hk, tail_len, DV] T
 //           tables [R, table_width] int32       row_info [R, 3] int32: slot, flushed, first_block
 //           row_length [R] int32                work [W, 2] int32: row, chunk number
@@ -47,6 +50,8 @@
   const int row = work[2 * work_index];
   const int slot = row_info[3 * row], flushed = row_info[3 * row + 1], first_block = row_info[3 * row + 2];
   const int length = row_length[row];
+  const device int* table = tables + long(row) * table_width;
+  const long tail_row = (long(slot) * kv_heads + kv_head) * tail_len;
 
   // The positions that some query of this row can see, cut to this chunk.
   const int chunk_start = work[2 * work_index + 1] * chunk;
@@ -70,77 +75,60 @@
     const int tile = at / (32 * K_PIECES), piece = at / 32 % K_PIECES;
     const int channel = (4 * piece + fragment_row(at % 32) / 2) * PIECE + fragment_row(at % 32) % 2;
     const int query = 8 * tile + fragment_col(at % 32);
-    uint4 bits = 0;
-    for (int i = 0; i < PIECE; i++) {
-      const int q = query + i % 2, d = channel + i / 2 * 2;
-      if (first_query + q < num_queries && d < D) {
-        const long from = (query_row + q) * D + d;
-        const uint raw = sizeof(T) == 4 ? reinterpret_cast<const device uint*>(queries)[from]
-                                        : reinterpret_cast<const device ushort*>(queries)[from];
-        bits[i * sizeof(T) / 4] |= raw << (sizeof(T) == 4 ? 0 : 16 * (i % 2));
-      }
-    }
-    query_pieces[at] = bits;
+    const device T* source = queries + (query_row + query) * D + channel;
+    query_pieces[at] = interleave(
+        source, source + D, channel < D && first_query + query < num_queries,
+        channel < D && first_query + query + 1 < num_queries);
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
 
   int2 newest[TILES];  // the last position that queries fcol and fcol + 1 of a tile see
   float2 best[TILES], total[TILES];
   float2 acc[TILES][V_PIECES * PIECE];
-  for (int tile = 0; tile < TILES; tile++) {
+  UNROLL for (int tile = 0; tile < TILES; tile++) {
     const int query = first_query + 8 * tile + fcol;
     newest[tile] = length - q_len + int2(query % q_len, (query + 1) % q_len);
     best[tile] = NO_SCORE;
     total[tile] = 0;
-    for (int i = 0; i < V_PIECES * PIECE; i++) {
+    UNROLL for (int i = 0; i < V_PIECES * PIECE; i++) {
       acc[tile][i] = 0;
     }
   }
 
   for (int start = (begin & ~15) + 16 * simdgroup; start < end; start += 16 * SIMDGROUPS) {
-    // Eight tokens lie side by side in one block or in the tail.
-    const device T* keys[2];
-    const device T* values[2];
-    for (int half_tile = 0; half_tile < 2; half_tile++) {
-      const int position = start + 8 * half_tile;
-      if (position < flushed) {
-        const int block = position < end && position + 8 > begin
-            ? tables[row * table_width + (position >> block_shift) - first_block] : 0;
-        const int offset = position & ((1 << block_shift) - 1);
-        const long token = ((long(block) * kv_heads + kv_head) << block_shift) + offset;
-        keys[half_tile] = pool_k + token * D;
-        values[half_tile] = pool_v + token * DV;
-      } else {
-        const long token = (long(slot) * kv_heads + kv_head) * tail_len + position % tail_len;
-        keys[half_tile] = tail_k + token * D;
-        values[half_tile] = tail_v + token * DV;
-      }
+    // Eight tokens lie side by side, in one block or in the tail.
+    Place places[2];
+    UNROLL for (int half_tile = 0; half_tile < 2; half_tile++) {
+      const int position = max(start + 8 * half_tile, begin & ~7);
+      places[half_tile] = locate(
+          position, flushed, table, first_block, kv_head, kv_heads, block_shift, tail_row, tail_len);
     }
 
     float2 scores[TILES][2];
-    for (int tile = 0; tile < TILES; tile++) {
+    UNROLL for (int tile = 0; tile < TILES; tile++) {
       scores[tile][0] = scores[tile][1] = 0;
     }
-    for (int j = 0; j < K_PIECES; j++) {
+    UNROLL for (int j = 0; j < K_PIECES; j++) {
       const int channel = (4 * j + fcol / 2) * PIECE;
       Piece<T> query[TILES];
-      for (int tile = 0; tile < TILES; tile++) {
+      UNROLL for (int tile = 0; tile < TILES; tile++) {
         query[tile].unpack(query_pieces[(tile * K_PIECES + j) * 32 + lane]);
       }
-      for (int half_tile = 0; half_tile < 2; half_tile++) {
+      UNROLL for (int half_tile = 0; half_tile < 2; half_tile++) {
         const int position = start + 8 * half_tile + frow;
         const bool valid = position >= begin && position < end && channel < D;
-        const Piece<T> key = load_piece(keys[half_tile] + frow * D + channel, valid);
-        for (int i = 0; i < PIECE / 2; i++) {
-          for (int tile = 0; tile < TILES; tile++) {
+        const Piece<T> key = load_key<T, BITS, D>(
+            pool_k, tail_k, k_scales, places[half_tile], block_shift, frow, channel, valid);
+        UNROLL for (int i = 0; i < PIECE / 2; i++) {
+          UNROLL for (int tile = 0; tile < TILES; tile++) {
             multiply_add(scores[tile][half_tile], key.pair[i], query[tile].pair[i]);
           }
         }
       }
     }
 
-    for (int tile = 0; tile < TILES; tile++) {
-      for (int half_tile = 0; half_tile < 2; half_tile++) {
+    UNROLL for (int tile = 0; tile < TILES; tile++) {
+      UNROLL for (int half_tile = 0; half_tile < 2; half_tile++) {
         const int position = start + 8 * half_tile + frow;
         scores[tile][half_tile] =
             visible_score(scores[tile][half_tile], scale, cap, position, newest[tile], window);
@@ -148,18 +136,19 @@
       online_softmax(scores[tile], best[tile], total[tile], acc[tile]);
     }
 
-    for (int half_tile = 0; half_tile < 2; half_tile++) {
+    UNROLL for (int half_tile = 0; half_tile < 2; half_tile++) {
       const int position = start + 8 * half_tile + fcol;
       const bool valid = position >= begin && position < end;
       const bool next_valid = position + 1 >= begin && position + 1 < end;
-      for (int j = 0; j < V_PIECES; j++) {
+      UNROLL for (int j = 0; j < V_PIECES; j++) {
         const int channel = (8 * j + frow) * PIECE;
-        const device T* source = values[half_tile] + fcol * DV + channel;
-        const Piece<T> value = load_piece(source, valid && channel < DV);
-        const Piece<T> next = load_piece(source + DV, next_valid && channel < DV);
-        for (int i = 0; i < PIECE; i++) {
+        const Piece<T> value = load_value<T, BITS, DV>(
+            pool_v, tail_v, v_scales, places[half_tile], fcol, channel, valid && channel < DV);
+        const Piece<T> next = load_value<T, BITS, DV>(
+            pool_v, tail_v, v_scales, places[half_tile], fcol + 1, channel, next_valid && channel < DV);
+        UNROLL for (int i = 0; i < PIECE; i++) {
           const float2 pair = float2(value.pair[i / 2][i % 2], next.pair[i / 2][i % 2]);
-          for (int tile = 0; tile < TILES; tile++) {
+          UNROLL for (int tile = 0; tile < TILES; tile++) {
             multiply_add(acc[tile][j * PIECE + i], pair, scores[tile][half_tile]);
           }
         }
@@ -169,7 +158,7 @@
 
   // Merge the simdgroups: first the softmax statistics, then the values, one slab of channels at a time.
   threadgroup float2 part_stats[SIMDGROUPS][8 * TILES];
-  for (int tile = 0; tile < TILES; tile++) {
+  UNROLL for (int tile = 0; tile < TILES; tile++) {
     total[tile] = sum_over_rows(total[tile]);
     if (frow == 0) {
       part_stats[simdgroup][8 * tile + fcol] = float2(best[tile].x, total[tile].x);
@@ -180,12 +169,12 @@
 
   threadgroup float2 chunk_stats[8 * TILES];
   threadgroup float slab[SIMDGROUPS][8][SLAB];
-  for (int tile = 0; tile < TILES; tile++) {
+  UNROLL for (int tile = 0; tile < TILES; tile++) {
     float2 top = NO_SCORE, sum = 0;
-    for (int s = 0; s < SIMDGROUPS; s++) {
+    UNROLL for (int s = 0; s < SIMDGROUPS; s++) {
       top = max(top, float2(part_stats[s][8 * tile + fcol].x, part_stats[s][8 * tile + fcol + 1].x));
     }
-    for (int s = 0; s < SIMDGROUPS; s++) {
+    UNROLL for (int s = 0; s < SIMDGROUPS; s++) {
       const float2 x = part_stats[s][8 * tile + fcol], y = part_stats[s][8 * tile + fcol + 1];
       sum += float2(x.y, y.y) * fast::exp2(float2(x.x, y.x) - top);
     }
@@ -195,8 +184,8 @@
     }
     const float2 weight = fast::exp2(best[tile] - top);
 
-    for (int j = 0; j < V_PIECES; j++) {
-      for (int i = 0; i < PIECE; i++) {
+    UNROLL for (int j = 0; j < V_PIECES; j++) {
+      UNROLL for (int i = 0; i < PIECE; i++) {
         slab[simdgroup][fcol][frow * PIECE + i] = acc[tile][j * PIECE + i].x * weight.x;
         slab[simdgroup][fcol + 1][frow * PIECE + i] = acc[tile][j * PIECE + i].y * weight.y;
       }
@@ -207,7 +196,7 @@
           continue;
         }
         float value = 0;
-        for (int s = 0; s < SIMDGROUPS; s++) {
+        UNROLL for (int s = 0; s < SIMDGROUPS; s++) {
           value += slab[s][at / SLAB][at % SLAB];
         }
         const float2 found = chunk_stats[query];

@@ -28,14 +28,14 @@
 
   // Simdgroups share the chunks out; each lane owns channels lane, lane + 32, ...
   MergedValue merged[LANE_CHANNELS];
-  for (int c = 0; c < LANE_CHANNELS; c++) {
+  UNROLL for (int c = 0; c < LANE_CHANNELS; c++) {
     merged[c].begin(top, has_sink, sink);
     merged[c].total = simdgroup == 0 ? merged[c].total : 0;
   }
   for (int i = simdgroup; i < count; i += SIMDGROUPS) {
     const long part = long(first + i) * num_queries + query;
     if (stats[2 * part + 1] > 0) {
-      for (int c = 0; c < LANE_CHANNELS; c++) {
+      UNROLL for (int c = 0; c < LANE_CHANNELS; c++) {
         const int channel = lane + 32 * c;
         merged[c].add(stats[2 * part], stats[2 * part + 1], channel < DV ? partials[part * DV + channel] : 0);
       }
@@ -47,7 +47,7 @@
   if (lane == 0) {
     part_total[simdgroup] = merged[0].total;
   }
-  for (int c = 0; c < LANE_CHANNELS; c++) {
+  UNROLL for (int c = 0; c < LANE_CHANNELS; c++) {
     part_value[simdgroup][lane + 32 * c] = merged[c].value;
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);

@@ -22,18 +22,18 @@ template <int POSITIONS, int CHANNELS>
 METAL_FUNC void online_softmax(
     thread float2 (&scores)[POSITIONS], thread float2& best, thread float2& total, thread float2 (&acc)[CHANNELS]) {
   float2 top = best;
-  for (int i = 0; i < POSITIONS; i++) {
+  UNROLL for (int i = 0; i < POSITIONS; i++) {
     top = max(top, scores[i]);
   }
   top = max_over_rows(top);
   const float2 shrink = fast::exp2(best - top);
   best = top;
   total *= shrink;
-  for (int i = 0; i < POSITIONS; i++) {
+  UNROLL for (int i = 0; i < POSITIONS; i++) {
     scores[i] = fast::exp2(scores[i] - top);
     total += scores[i];
   }
-  for (int i = 0; i < CHANNELS; i++) {
+  UNROLL for (int i = 0; i < CHANNELS; i++) {
     acc[i] *= shrink;
   }
 }

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from mlxbatch.errors import EngineError
 
 BODY_MARK = "//@body\n"
-SHARED_FILES = ("fragments.metal", "softmax.metal")
+SHARED_FILES = ("fragments.metal", "softmax.metal", "paged_kv.metal")
 
 
 class Kernel(Protocol):
@@ -56,7 +56,9 @@ def load_kernel_source(name: str) -> KernelSource:
     text = folder.joinpath(f"{name}.metal").read_text(encoding="utf-8")
     header, mark, body = text.partition(BODY_MARK)
     if not mark:
-        raise EngineError(f"metal_kernels/{name}.metal has no line {BODY_MARK.strip()!r}: the installation is damaged")
+        raise EngineError(
+            f"metal_kernels/{name}.metal has no line {BODY_MARK.strip()!r}: the installation is damaged"
+        )
     body_line = header.count("\n") + 2
     return KernelSource(
         name=name,
