@@ -60,14 +60,6 @@
   const long query_row = (long(row) * kv_heads + kv_head) * num_queries + first_query;
   const long chunk_row = (long(work_index) * kv_heads + kv_head) * num_queries + first_query;
 
-  if (!DIRECT && begin >= end) {  // a chunk that the row has not reached, or has left behind
-    for (int query = thread_index; query < min(8 * TILES, num_queries - first_query); query += 32 * SIMDGROUPS) {
-      stats[2 * (chunk_row + query)] = NO_SCORE;
-      stats[2 * (chunk_row + query) + 1] = 0;
-    }
-    return;
-  }
-
   // Queries in threadgroup memory, in the order in which lanes read them: lane (frow, fcol) of K piece j needs
   // channels (4 j + frow / 2) PIECE + frow % 2 + 2 i of queries fcol and fcol + 1.
   threadgroup uint4 query_pieces[TILES * K_PIECES * 32];

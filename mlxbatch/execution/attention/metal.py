@@ -6,6 +6,7 @@ import mlx.core as mx
 
 from mlxbatch.execution.attention.layout import AttentionSpec, ChunkLayout, DecodeLayout, LayerKV
 from mlxbatch.execution.attention.metal_decode import DecodeKernels
+from mlxbatch.execution.attention.metal_latent import LatentKernels
 from mlxbatch.execution.attention.metal_prefill import PrefillKernel
 from mlxbatch.execution.attention.metal_source import KernelFactory
 from mlxbatch.execution.attention.metal_work import CHUNK_TOKENS, Constants
@@ -32,6 +33,7 @@ class MetalAttention:
         constants = Constants()
         self._decode = DecodeKernels(factory, constants, chunk_tokens)
         self._prefill = PrefillKernel(factory, constants, flops_per_second)
+        self._latent = LatentKernels(factory, constants, chunk_tokens, flops_per_second)
         self._own_prefill = own_prefill
 
     def decode(
@@ -59,6 +61,28 @@ class MetalAttention:
                 q, k, v, scale=spec.scale, mask="causal", sinks=sinks
             )
         return self._prefill(q, k, v, kv, layout, spec, sinks)
+
+    def decode_latent(
+        self,
+        q_latent: mx.array,
+        q_rope: mx.array,
+        kv: LayerKV,
+        layout: DecodeLayout,
+        spec: AttentionSpec,
+    ) -> mx.array:
+        return self._latent.decode(q_latent, q_rope, kv, layout, spec)
+
+    def prefill_latent(
+        self,
+        q_latent: mx.array,
+        q_rope: mx.array,
+        latent: mx.array,
+        rope: mx.array,
+        kv: LayerKV,
+        layout: ChunkLayout,
+        spec: AttentionSpec,
+    ) -> mx.array:
+        return self._latent.prefill(q_latent, q_rope, latent, rope, kv, layout, spec)
 
     @staticmethod
     def _suits_mlx(q: mx.array, v: mx.array, layout: ChunkLayout, spec: AttentionSpec) -> bool:

@@ -120,7 +120,7 @@ class Constants:
     def __init__(self) -> None:
         self._ints: dict[tuple[int, ...], mx.array] = {}
         self._floats: dict[tuple[float, ...], mx.array] = {}
-        self._no_scales: dict[mx.Dtype, mx.array] = {}
+        self._nothing: dict[mx.Dtype, mx.array] = {}
         self.no_sinks = float_array([])
 
     def ints(self, *values: int) -> mx.array:
@@ -133,10 +133,10 @@ class Constants:
             self._floats[values] = float_array(values)
         return self._floats[values]
 
-    def no_scales(self, dtype: mx.Dtype) -> mx.array:
-        if dtype not in self._no_scales:
-            self._no_scales[dtype] = mx.zeros(MIN_ELEMENTS, dtype=dtype)
-        return self._no_scales[dtype]
+    def nothing(self, dtype: mx.Dtype) -> mx.array:
+        if dtype not in self._nothing:
+            self._nothing[dtype] = mx.zeros(MIN_ELEMENTS, dtype=dtype)
+        return self._nothing[dtype]
 
 
 KV_INPUTS = ("pool_k", "pool_v", "k_scales", "v_scales", "tail_k", "tail_v")
@@ -147,7 +147,7 @@ def kv_inputs(kv: LayerKV, constants: Constants) -> list[mx.array]:
     if isinstance(kv, QuantizedLayerKV):
         scales = [kv.k_scales, kv.v_scales]
     else:
-        scales = [constants.no_scales(kv.tail_k.dtype)] * 2
+        scales = [constants.nothing(kv.tail_k.dtype)] * 2
     return [kv.pool_k, kv.pool_v, *scales, kv.tail_k, kv.tail_v]
 
 
