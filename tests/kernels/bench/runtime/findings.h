@@ -1,20 +1,27 @@
 // Findings: one per kind and call site, with the frames of the kernel that led there.
 #pragma once
-#include <dlfcn.h>
+#include <link.h>
 
 #include "threads.h"
 
 #define CALLER ((u64)__builtin_return_address(0))
 
-static bool in_module(u64 address) {
-  Dl_info info;
-  return dladdr((void*)address, &info) && (u64)info.dli_fbase == module_base;
+static int find_module(dl_phdr_info* info, size_t, void* address) {
+  u64 end = 0;
+  for (int i = 0; i < info->dlpi_phnum; i++) {
+    u64 segment_end = info->dlpi_addr + info->dlpi_phdr[i].p_vaddr + info->dlpi_phdr[i].p_memsz;
+    if (info->dlpi_phdr[i].p_type == PT_LOAD && segment_end > end) end = segment_end;
+  }
+  if ((u64)address < info->dlpi_addr || (u64)address >= end) return 0;
+  module_base = info->dlpi_addr;
+  module_end = end;
+  return 1;
 }
+static bool in_module(u64 address) { return address >= module_base && address < module_end; }
 static u32 module_offset(u64 address) { return (u32)(address - module_base); }
 
 // Return addresses up the chain of frame pointers, those in the kernel's module only.
-static void walk(u64 frame, u64* frames, u32 n = 0) {
-  const Lane* lane = T->current;
+static void walk(const Lane* lane, u64 frame, u64* frames, u32 n = 0) {
   u64 low = (u64)lane->stack, high = low + T->stack_bytes - 16;
   while (n < MAX_FRAMES && frame >= low && frame <= high) {
     u64 address = ((u64*)frame)[1], next = ((u64*)frame)[0];
@@ -40,7 +47,7 @@ static Finding* find(Kind kind, u64 pc, u64 frame, const Site* site = nullptr) {
   if (site) set_place(&made.place, *site);
   if (T->current) {
     made.thread = T->current->thread;
-    if (frame) walk(frame, made.frames);
+    if (frame) walk(T->current, frame, made.frames);
   }
   if (!made.frames[0] && pc) made.frames[0] = pc - module_base;
   made.threadgroup = T->index;

@@ -44,9 +44,8 @@ static void order_memory(Simdgroup& group, u32 flags) {
 
 static Finding* find_at(Kind kind, const Lane& lane) {
   T->current = (Lane*)&lane;
-  Finding* f = find(kind, 0, 0, &lane.site);
+  Finding* f = find(kind, 0, lane.frame, &lane.site);
   T->current = nullptr;
-  if (f) memcpy(f->frames, lane.frames, sizeof f->frames);
   return f;
 }
 
@@ -227,7 +226,7 @@ static void on_signal(int number, siginfo_t* info, void* context) {
     f->offset = (i64)a;
     u32 n = 0;
     if (in_module(pc)) f->frames[n++] = pc + 1 - module_base;  // as if it were a return address
-    walk(frame, f->frames, n);
+    walk(T->current, frame, f->frames, n);
   }
   report->aborted = 1;
   report->finished = 1;
@@ -258,8 +257,7 @@ extern "C" void bench_launch(void (*kernel)(const u64*), u8* memory, Launch* l, 
   entry = kernel;
   aborting = false;
   memset(r, 0, sizeof *r);
-  Dl_info info;
-  module_base = dladdr((void*)kernel, &info) ? (u64)info.dli_fbase : 0;
+  dl_iterate_phdr(find_module, (void*)kernel);
   random_state = l->schedule * 0x9E3779B97F4A7C15ull + 1;
   last_buffer = 0;
   if (T->stack_bytes != l->stack_bytes) {

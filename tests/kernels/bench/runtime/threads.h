@@ -42,7 +42,7 @@ struct Lane {
   u32 flags;       // memory flags of the barrier it waits at
   u32 posted;      // the table its post is in
   u64 active;      // result of the collective: the lanes that took part
-  u64 frames[MAX_FRAMES];
+  u64 frame;       // of the runtime's function it waits in
 };
 
 // Lanes read a collective's posts after they are resumed, when others may already post for the next one. All
@@ -81,7 +81,7 @@ static Threads* T;
 static Launch* launch;
 static Report* report;
 static u8* arena;
-static u64 module_base;
+static u64 module_base, module_end;  // where the kernel's library is loaded
 static bool aborting;
 
 static const Variable* variable_at(u32 offset) {
