@@ -32,7 +32,7 @@ def prepare_backend() -> str | None:
     if not sys.platform.startswith("linux"):
         return None
     if "mlx.core" in sys.modules:
-        logger.warning("mlx.core was imported before a fast BLAS could be loaded: matrix products will be slow")
+        logger.warning("mlx.core was imported before a fast BLAS could be loaded: expect slow products")
         return None
     chosen = os.environ.get(BLAS_VARIABLE)
     if chosen:
@@ -66,4 +66,4 @@ def _mkl_libraries() -> Iterator[str]:
         return
     for file in files:
         if file.name.startswith("libmkl_rt.so"):
-            yield str(file.locate().resolve())
+            yield os.path.realpath(file.locate())

@@ -123,8 +123,8 @@ class PagedAttention(Protocol):
         layout: DecodeLayout,
         spec: AttentionSpec,
     ) -> mx.array:
-        """q_latent [R, Hq, q_len, 512] as it is, q_rope [R, Hq, q_len, 64] already multiplied by the scale, as
-        mlx-lm's models hand it over -> [R, Hq, q_len, 512]."""
+        """q_latent [R, Hq, q_len, 512] as it is, q_rope [R, Hq, q_len, 64] already multiplied by the scale,
+        as mlx-lm's models hand it over -> [R, Hq, q_len, 512]."""
         ...
 
     def prefill_latent(

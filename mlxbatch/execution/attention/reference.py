@@ -1,0 +1,375 @@
+"""Paged attention in plain MLX operations: runs anywhere, and is what the kernels are checked against.
+
+Nothing outside the valid positions reaches a result, whatever it holds: invalid keys are masked, and in
+place of invalid values a valid one of the same row is read (its weight is zero, but 0 x NaN is NaN).
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import mlx.core as mx
+import numpy as np
+
+from mlxbatch.execution.attention.layout import AttentionSpec, ChunkLayout, DecodeLayout, LayerKV
+
+# Cost of one more length class, in blocks that padding to the longest row would read in vain.
+_CLASS_COST_BLOCKS = 24
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Keys:
+    """One part of the keys: queries [R, Hk, M, D] (scaled) against pool [N, Hk, B, D] and tail."""
+
+    queries: mx.array
+    pool: mx.array
+    tail: mx.array
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _LengthClass:
+    """Rows with about as many pool blocks. `rows` is None when the class holds every row, in order.
+
+    `tables` [Rc, blocks] int32: a row's missing blocks are replaced by its first. `query_index` and
+    `block_index` [Rc, blocks, Hk] uint32 pick the matrices of queries [R * Hk] and pool blocks [N * Hk].
+    `positions` int32 [Rc, 1, 1, blocks * B]. `valid` of the same shape marks positions that exist; None
+    where all do.
+    """
+
+    rows: mx.array | None
+    num_blocks: int
+    tables: mx.array
+    query_index: mx.array
+    block_index: mx.array
+    positions: mx.array
+    valid: mx.array | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _RowPlan:
+    classes: tuple[_LengthClass, ...]
+    restore: mx.array | None  # index that puts the classes' rows back into the layout's order
+
+
+class ReferenceAttention:
+    """Implements `PagedAttention`."""
+
+    def decode(
+        self,
+        q: mx.array,
+        kv: LayerKV,
+        layout: DecodeLayout,
+        spec: AttentionSpec,
+        sinks: mx.array | None = None,
+    ) -> mx.array:
+        keys = [_Keys(_by_kv_head(q * spec.scale, kv), kv.pool_k, kv.tail_k)]
+        out = _decode(keys, kv.pool_v, kv.tail_v, layout, spec, sinks, q.shape[2])
+        return out.reshape(*q.shape[:3], out.shape[-1]).astype(q.dtype)
+
+    def prefill(
+        self,
+        q: mx.array,
+        k: mx.array,
+        v: mx.array,
+        kv: LayerKV,
+        layout: ChunkLayout,
+        spec: AttentionSpec,
+        sinks: mx.array | None = None,
+    ) -> mx.array:
+        keys = _context(kv.pool_k, kv.tail_k, k, layout, spec)
+        values = _context(kv.pool_v, kv.tail_v, v, layout, spec)
+        mask = _chunk_mask(layout, keys.shape[2], spec)
+        if spec.softcap is None:
+            return mx.fast.scaled_dot_product_attention(
+                q, keys.astype(q.dtype), values.astype(q.dtype), scale=spec.scale, mask=mask, sinks=sinks
+            )
+        scores = _by_kv_head(q * spec.scale, kv) @ keys.astype(mx.float32).swapaxes(-1, -2)
+        scores = _masked(scores, _mask_array(mask, q.shape[2], *scores.shape[:1:-1]), spec)
+        out = _weights(scores, sinks, q.shape[2]) @ values.astype(mx.float32)
+        return out.reshape(*q.shape[:3], out.shape[-1]).astype(q.dtype)
+
+    def decode_latent(
+        self,
+        q_latent: mx.array,
+        q_rope: mx.array,
+        kv: LayerKV,
+        layout: DecodeLayout,
+        spec: AttentionSpec,
+    ) -> mx.array:
+        keys = [
+            _Keys(_by_kv_head(q_latent * spec.scale, kv), kv.pool_k, kv.tail_k),
+            _Keys(_by_kv_head(q_rope, kv), kv.pool_v, kv.tail_v),
+        ]
+        out = _decode(keys, kv.pool_k, kv.tail_k, layout, spec, None, q_latent.shape[2])
+        return out.reshape(*q_latent.shape[:3], out.shape[-1]).astype(q_latent.dtype)
+
+    def prefill_latent(
+        self,
+        q_latent: mx.array,
+        q_rope: mx.array,
+        latent: mx.array,
+        rope: mx.array,
+        kv: LayerKV,
+        layout: ChunkLayout,
+        spec: AttentionSpec,
+    ) -> mx.array:
+        latents = _context(kv.pool_k, kv.tail_k, latent, layout, spec).astype(mx.float32)
+        ropes = _context(kv.pool_v, kv.tail_v, rope, layout, spec).astype(mx.float32)
+        scores = _by_kv_head(q_latent * spec.scale, kv) @ latents.swapaxes(-1, -2)
+        scores = scores + _by_kv_head(q_rope, kv) @ ropes.swapaxes(-1, -2)
+        mask = _chunk_mask(layout, latents.shape[2], spec)
+        scores = _masked(scores, _mask_array(mask, q_latent.shape[2], *scores.shape[:1:-1]), spec)
+        return (_weights(scores, None, 1) @ latents).reshape(q_latent.shape).astype(q_latent.dtype)
+
+
+def _by_kv_head(q: mx.array, kv: LayerKV) -> mx.array:
+    """Queries that share a KV head as rows of one matrix: [R, Hq, q_len, D] -> [R, Hk, Hq / Hk * q_len, D]."""
+    rows, query_heads, length, dim = q.shape
+    kv_heads = kv.pool_k.shape[1]
+    return q.reshape(rows, kv_heads, query_heads // kv_heads * length, dim).astype(mx.float32)
+
+
+def _masked(scores: mx.array, mask: mx.array | None, spec: AttentionSpec) -> mx.array:
+    if spec.softcap is not None:
+        scores = mx.tanh(scores / spec.softcap) * spec.softcap
+    return scores if mask is None else mx.where(mask, scores, -mx.inf)
+
+
+def _weights(scores: mx.array, sinks: mx.array | None, q_len: int) -> mx.array:
+    """Softmax of scores [R, Hk, M, K]. A sink, one for each query head, takes its share and gives no value."""
+    if sinks is None:
+        return mx.softmax(scores, axis=-1)
+    rows, kv_heads, queries, width = scores.shape
+    column = mx.repeat(sinks.astype(mx.float32).reshape(kv_heads, -1), q_len, axis=1)
+    column = mx.broadcast_to(column[None, :, :, None], (rows, kv_heads, queries, 1))
+    return mx.softmax(mx.concatenate([scores, column], axis=-1), axis=-1)[..., :width]
+
+
+def _decode(
+    keys: list[_Keys],
+    pool_v: mx.array,
+    tail_v: mx.array,
+    layout: DecodeLayout,
+    spec: AttentionSpec,
+    sinks: mx.array | None,
+    q_len: int,
+) -> mx.array:
+    """float32 [R, Hk, M, Dv]."""
+    kv_heads, block_size = pool_v.shape[1], pool_v.shape[2]
+    queries = keys[0].queries.shape[2]
+    index, tail_mask = _tail_places(layout, kv_heads, tail_v.shape[2], spec.window, q_len, queries)
+    tail_scores = _sum([part.queries @ _tail_rows(part.tail, index).swapaxes(-1, -2) for part in keys])
+    tail_scores = _masked(tail_scores, tail_mask, spec)
+    tail_values = _tail_rows(tail_v, index)
+    plan = _row_plan(layout, kv_heads, block_size)
+    outs = []
+    for rows in plan.classes:
+        own_scores, own_values = tail_scores, tail_values
+        if rows.rows is not None:
+            own_scores, own_values = tail_scores[rows.rows], tail_values[rows.rows]
+        if rows.num_blocks == 0:
+            outs.append(_weights(own_scores, sinks, q_len) @ own_values)
+            continue
+        mask, readable = _pool_mask(rows, layout, spec.window, q_len, queries)
+        scores = _masked(_sum([_pool_scores(part, rows) for part in keys]), mask, spec)
+        width = scores.shape[-1]
+        weights = _weights(mx.concatenate([scores, own_scores], axis=-1), sinks, q_len)
+        pooled = _pool_values(weights[..., :width], pool_v, rows, readable)
+        outs.append(pooled + weights[..., width:] @ own_values)
+    out = outs[0] if len(outs) == 1 else mx.concatenate(outs)
+    return out if plan.restore is None else out[plan.restore]
+
+
+def _sum(parts: list[mx.array]) -> mx.array:
+    return parts[0] if len(parts) == 1 else parts[0] + parts[1]
+
+
+def _tail_rows(tail: mx.array, index: mx.array) -> mx.array:
+    """Tail [S, Hk, L, D] at `index` [R, Hk, U] -> float32 [R, Hk, U, D]."""
+    return tail.reshape(-1, tail.shape[3])[index].astype(mx.float32)
+
+
+def _tail_places(
+    layout: DecodeLayout, kv_heads: int, tail_len: int, window: int | None, q_len: int, queries: int
+) -> tuple[mx.array, mx.array]:
+    """Where the rows' tail positions are, as far as the longest row needs: index [R, Hk, U] into the tail's
+    (slot, head, ring) rows and mask [R, 1, 1 or M, U]. Entries that no query sees point at the newest token."""
+    key = ("reference", kv_heads, tail_len, window, q_len, queries)
+    found = layout.step.get(key)
+    if found is None:
+        slots, flushed, lengths = (
+            np.array(host, np.int32)[:, None]
+            for host in (layout.host_slots, layout.host_flushed, layout.host_lengths)
+        )
+        position = flushed + np.arange(int((lengths - flushed).max()), dtype=np.int32)
+        newest = lengths - 1
+        # [R, q_len, U]: what each of the row's queries sees
+        query = (newest - np.arange(q_len - 1, -1, -1, dtype=np.int32))[:, :, None]
+        mask = position[:, None] <= query
+        if window is not None:
+            mask &= position[:, None] > query - window
+        ring = np.where(mask.any(axis=1), position, newest) % tail_len
+        heads = slots * kv_heads + np.arange(kv_heads, dtype=np.int32)
+        index = heads[:, :, None] * tail_len + ring[:, None]
+        if q_len > 1:
+            mask = np.tile(mask, (1, queries // q_len, 1))
+        found = mx.array(index), mx.array(mask[:, None])
+        layout.step[key] = found
+    return found
+
+
+def _row_plan(layout: DecodeLayout, kv_heads: int, block_size: int) -> _RowPlan:
+    key = ("reference", kv_heads)
+    found = layout.stable.get(key)
+    if found is None:
+        found = _make_row_plan(layout, kv_heads, block_size)
+        layout.stable[key] = found
+    return found
+
+
+def _make_row_plan(layout: DecodeLayout, kv_heads: int, block_size: int) -> _RowPlan:
+    blocks = np.array(layout.host_flushed) // block_size - np.array(layout.host_first)
+    order = np.argsort(-blocks, kind="stable")
+    cuts = [0]
+    for index in range(1, len(order)):
+        spared = (blocks[order[cuts[-1]]] - blocks[order[index]]) * (len(order) - index)
+        if spared > _CLASS_COST_BLOCKS:
+            cuts.append(index)
+    cuts.append(len(order))
+    if len(cuts) == 2:
+        order = np.arange(len(order))
+    tables = np.array(layout.tables)
+    classes = tuple(
+        _length_class(layout, order[a:b], tables, blocks, kv_heads, block_size, whole=len(cuts) == 2)
+        for a, b in itertools.pairwise(cuts)
+    )
+    restore = None if len(cuts) == 2 else mx.array(np.argsort(order).astype(np.int32))
+    return _RowPlan(classes, restore)
+
+
+def _length_class(
+    layout: DecodeLayout,
+    rows: np.ndarray,
+    tables: np.ndarray,
+    blocks: np.ndarray,
+    kv_heads: int,
+    block_size: int,
+    *,
+    whole: bool,
+) -> _LengthClass:
+    width = int(blocks[rows].max())
+    exists = np.arange(width) < blocks[rows][:, None]
+    # A missing block is read, with weight zero, as the row's own first block: never another sequence's.
+    own = np.where(exists, tables[rows, :width], tables[rows, :1])
+    heads = np.arange(kv_heads)
+    position = (np.array(layout.host_first)[rows][:, None] + np.arange(width)) * block_size
+    position = (position[:, :, None] + np.arange(block_size)).reshape(len(rows), 1, 1, -1)
+    valid = np.repeat(exists, block_size, axis=1)[:, None, None]
+    query_index = np.broadcast_to((rows[:, None] * kv_heads + heads)[:, None], (len(rows), width, kv_heads))
+    return _LengthClass(
+        rows=None if whole else mx.array(rows.astype(np.int32)),
+        num_blocks=width,
+        tables=mx.array(own.astype(np.int32)),
+        query_index=mx.array(query_index.astype(np.uint32)),
+        block_index=mx.array((own[:, :, None] * kv_heads + heads).astype(np.uint32)),
+        positions=mx.array(position.astype(np.int32)),
+        valid=None if exists.all() else mx.array(valid),
+    )
+
+
+def _pool_mask(
+    rows: _LengthClass, layout: DecodeLayout, window: int | None, q_len: int, queries: int
+) -> tuple[mx.array | None, mx.array | None]:
+    """Which pool positions each query sees, [Rc, 1, 1 or M, K]; and, within a window, which of them any
+    query sees, [Rc, blocks, 1, B, 1]: values elsewhere may be anything."""
+    if window is None:
+        return rows.valid, None
+    key = ("reference", id(rows), window, q_len, queries)
+    found = layout.step.get(key)
+    if found is None:
+        lengths = layout.lengths if rows.rows is None else layout.lengths[rows.rows]
+        query = lengths[:, None, None, None] - 1 - mx.arange(q_len - 1, -1, -1)[:, None]
+        mask = rows.positions > query - window
+        if rows.valid is not None:
+            mask = mask & rows.valid
+        readable = mask[:, :, :1].reshape(mask.shape[0], rows.num_blocks, 1, -1, 1)
+        if q_len > 1:
+            mask = mx.tile(mask, (1, 1, queries // q_len, 1))
+        found = mask, readable
+        layout.step[key] = found
+    return found
+
+
+def _pool_scores(part: _Keys, rows: _LengthClass) -> mx.array:
+    """Queries times the keys of the class's blocks -> [Rc, Hk, M, blocks * B]."""
+    if part.pool.dtype == mx.float32:
+        scores = mx.gather_mm(part.queries, part.pool.swapaxes(-1, -2), rows.query_index, rows.block_index)
+    else:
+        queries = part.queries if rows.rows is None else part.queries[rows.rows]
+        scores = queries[:, None] @ part.pool[rows.tables].astype(mx.float32).swapaxes(-1, -2)
+    count, _, kv_heads, queries_per_head, _ = scores.shape
+    return scores.transpose(0, 2, 3, 1, 4).reshape(count, kv_heads, queries_per_head, -1)
+
+
+def _pool_values(
+    weights: mx.array, pool: mx.array, rows: _LengthClass, readable: mx.array | None
+) -> mx.array:
+    """Weights [Rc, Hk, M, blocks * B] times the values of the class's blocks -> [Rc, Hk, M, Dv]."""
+    count, kv_heads, queries, _ = weights.shape
+    by_block = weights.reshape(count, kv_heads, queries, rows.num_blocks, -1).transpose(0, 3, 1, 2, 4)
+    if pool.dtype == mx.float32 and readable is None:
+        return mx.gather_mm(by_block, pool, None, rows.block_index).sum(axis=1)
+    values = pool[rows.tables].astype(mx.float32)
+    if readable is not None:
+        values = mx.where(readable, values, 0.0)
+    return (by_block @ values).sum(axis=1)
+
+
+def _context(
+    pool: mx.array, tail: mx.array, fresh: mx.array, layout: ChunkLayout, spec: AttentionSpec
+) -> mx.array:
+    """Keys or values that a chunk sees, in order of position: pool, tail, its own [1, Hk, n, D]."""
+    parts = []
+    block_size, begin = pool.shape[2], layout.first_block * pool.shape[2]
+    low = _context_start(layout, block_size, spec)
+    if low < layout.flushed:
+        blocks = pool[layout.table[low // block_size - layout.first_block :]]
+        joined = blocks.swapaxes(0, 1).reshape(1, pool.shape[1], -1, pool.shape[3])
+        parts.append(joined[:, :, low - max(begin, low // block_size * block_size) :])
+    if layout.flushed < layout.start:
+        places = mx.arange(max(low, layout.flushed), layout.start) % tail.shape[2]
+        parts.append(tail[layout.slot][None, :, places])
+    if not parts:
+        return fresh
+    return mx.concatenate([part.astype(fresh.dtype) for part in (*parts, fresh)], axis=2)
+
+
+def _context_start(layout: ChunkLayout, block_size: int, spec: AttentionSpec) -> int:
+    """The first position that the chunk's first token sees, as far as its table reaches."""
+    low = layout.first_block * block_size
+    return low if spec.window is None else max(low, layout.start - spec.window + 1)
+
+
+def _chunk_mask(layout: ChunkLayout, width: int, spec: AttentionSpec) -> mx.array | str | None:
+    """What the chunk's tokens see of `width` positions that end with its own."""
+    length = layout.num_tokens
+    if spec.window is None or width <= spec.window:
+        return "causal" if length > 1 else None
+    key = ("reference", "mask", width, spec.window)
+    found = layout.step.get(key)
+    if found is None:
+        query = np.arange(width - length, width)[:, None]
+        position = np.arange(width)
+        found = mx.array((position <= query) & (position > query - spec.window))
+        layout.step[key] = found
+    return found
+
+
+def _mask_array(mask: mx.array | str | None, length: int, width: int, queries: int) -> mx.array | None:
+    """The mask as an array [M, K] for queries folded by KV head."""
+    if mask is None:
+        return None
+    if isinstance(mask, str):
+        mask = mx.arange(width) <= mx.arange(width - length, width)[:, None]
+    return mx.tile(mask, (queries // length, 1))

@@ -1,0 +1,198 @@
+"""The cache objects that mlx-lm's models are called with: one for each layer and forward pass.
+
+They never define `__len__` or `bits`, which mlx-lm tests for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+
+from mlxbatch.errors import ModelError
+from mlxbatch.execution.attention.hook import KVMarker
+from mlxbatch.execution.attention.layout import AttentionSpec, ChunkLayout, DecodeLayout, PagedAttention
+from mlxbatch.execution.kv_layer import KVLayer, PendingWrite, TailWrite
+
+
+class MaskMarker:
+    """The mask of a layer kind: causal, within `window` if that is set. The hook applies it."""
+
+    __slots__ = ("window",)
+
+    def __init__(self, window: int | None) -> None:
+        self.window = window
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ChunkSpan:
+    """Flat tokens [begin, end) of a forward pass are one chunk; `layouts` has one entry for each KV group."""
+
+    begin: int
+    end: int
+    layouts: tuple[ChunkLayout, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ForwardInputs:
+    """What the layers of one forward pass read. `offset` [rows] int32 holds the first position of each row of
+    the model's input; `decode` and `pending` have one entry for each KV group, `decode` none without rows.
+
+    Flat: the input is [T, 1], decode rows first. Not flat: it is [1, n], one chunk.
+    """
+
+    token_ids: mx.array
+    offset: mx.array
+    flat: bool
+    num_decode: int
+    decode: tuple[DecodeLayout, ...]
+    chunks: tuple[ChunkSpan, ...]
+    write: TailWrite | None
+    pending: tuple[PendingWrite | None, ...]
+
+
+class IdleCache:
+    """A cache that the model asks for positions and masks but never fills."""
+
+    def __init__(self, inputs: ForwardInputs) -> None:
+        self._inputs = inputs
+
+    @property
+    def offset(self) -> mx.array:
+        return self._inputs.offset
+
+    def make_mask(
+        self, length: int, return_array: bool = False, window_size: int | None = None, **_: Any
+    ) -> MaskMarker:
+        return MaskMarker(window_size)
+
+
+class LayerCache:
+    """One layer's keys and values during one forward pass.
+
+    `update_and_fetch` does every write, once; `attend` only reads. Decode rows see the tails after the write,
+    chunks the tails before it. Layers that share K and V call `attend` several times.
+    """
+
+    def __init__(
+        self,
+        layer: KVLayer,
+        group: int,
+        window: int | None,
+        inputs: ForwardInputs,
+        attention: PagedAttention,
+    ) -> None:
+        self._layer = layer
+        self._group = group
+        self._window = window
+        self._inputs = inputs
+        self._attention = attention
+        self._fresh: tuple[mx.array, mx.array] | None = None
+        self._before = self._after = layer.kv
+
+    @property
+    def offset(self) -> mx.array:
+        return self._inputs.offset
+
+    def make_mask(
+        self, length: int, return_array: bool = False, window_size: int | None = None, **_: Any
+    ) -> MaskMarker | None:
+        return MaskMarker(window_size)
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
+        """keys [T, Hk, 1, D] (or [1, Hk, n, D]), values likewise. Returns what the model gives to attention."""
+        inputs = self._inputs
+        self._layer.write(_tokens(keys), _tokens(values), inputs.write, inputs.pending[self._group])
+        self._after = self._layer.kv
+        self._fresh = (keys, values)
+        return self.keys_and_values()
+
+    def keys_and_values(self) -> tuple[Any, Any]:
+        """Markers; layers that share this layer's keys and values ask for them."""
+        keys, values = self._fresh_kv()
+        return KVMarker(self, keys), KVMarker(self, values)
+
+    def attend(self, queries: mx.array, *, scale: float, mask: Any, sinks: mx.array | None) -> mx.array:
+        """queries [T, Hq, 1, D] (or [1, Hq, n, D]) -> [T, Hq, 1, Dv] (or [1, Hq, n, Dv])."""
+        if mask is not None and not isinstance(mask, MaskMarker):
+            raise ModelError(f"the model changed its attention mask to {type(mask).__name__}")
+        spec = AttentionSpec(scale, mask.window if mask is not None and mask.window else self._window)
+        attention = self._attention
+        return self._by_segments(
+            (queries,),
+            lambda q, layout: attention.decode(q, self._after, layout, spec, sinks),
+            lambda q, k, v, layout: attention.prefill(q, k, v, self._before, layout, spec, sinks),
+        )
+
+    def _fresh_kv(self) -> tuple[mx.array, mx.array]:
+        if self._fresh is None:
+            raise ModelError("a layer asks for keys and values of a layer that has not run yet")
+        return self._fresh
+
+    def _by_segments(
+        self,
+        queries: tuple[mx.array, ...],
+        decode: Callable[..., mx.array],
+        prefill: Callable[..., mx.array],
+    ) -> mx.array:
+        """`decode(*queries, layout)` for the decode rows, `prefill(*queries, k, v, layout)` for each chunk."""
+        inputs, group = self._inputs, self._group
+        if not inputs.flat:
+            return prefill(*queries, *self._fresh_kv(), inputs.chunks[0].layouts[group])
+        rows = inputs.num_decode
+        parts = []
+        if rows:
+            own = queries if not inputs.chunks else tuple(q[:rows] for q in queries)
+            parts.append(decode(*own, inputs.decode[group]))
+        for chunk in inputs.chunks:
+            own = tuple(
+                array[chunk.begin : chunk.end].transpose(2, 1, 0, 3) for array in (*queries, *self._fresh_kv())
+            )
+            parts.append(prefill(*own, chunk.layouts[group]).transpose(2, 1, 0, 3))
+        return parts[0] if len(parts) == 1 else mx.concatenate(parts)
+
+
+class LatentLayerCache(LayerCache):
+    """A layer of multi-head latent attention in its absorbed form.
+
+    The model multiplies the rotary queries with the rotary keys itself and hands the scores to attention as
+    the mask. Given the identity in place of the keys, it hands over the scaled rotary queries instead.
+    """
+
+    def __init__(
+        self,
+        layer: KVLayer,
+        group: int,
+        inputs: ForwardInputs,
+        attention: PagedAttention,
+        identity: mx.array,
+    ) -> None:
+        super().__init__(layer, group, None, inputs, attention)
+        self._identity = identity
+
+    def make_mask(
+        self, length: int, return_array: bool = False, window_size: int | None = None, **_: Any
+    ) -> None:
+        if window_size:
+            raise ModelError("latent attention within a sliding window is not supported")
+
+    def keys_and_values(self) -> tuple[Any, Any]:
+        return KVMarker(self, self._fresh_kv()[0]), self._identity
+
+    def attend(self, queries: mx.array, *, scale: float, mask: Any, sinks: mx.array | None) -> mx.array:
+        """queries [T, Hq, 1, 512], mask: rotary queries [T, Hq, 1, 64] times scale -> [T, Hq, 1, 512]."""
+        if not isinstance(mask, mx.array) or sinks is not None:
+            raise ModelError("latent attention was called in a form that mlxbatch does not know")
+        spec, attention = AttentionSpec(scale), self._attention
+        return self._by_segments(
+            (queries, mask),
+            lambda q, rope, layout: attention.decode_latent(q, rope, self._after, layout, spec),
+            lambda q, rope, k, v, layout: attention.prefill_latent(q, rope, k, v, self._before, layout, spec),
+        )
+
+
+def _tokens(array: mx.array) -> mx.array:
+    """[T, H, 1, D] or [1, H, n, D] -> [T, H, D]."""
+    return array[:, :, 0] if array.shape[2] == 1 else array[0].swapaxes(0, 1)
