@@ -71,6 +71,6 @@ def _selecting(base: type, method: str) -> type:
     original = getattr(base, method)
 
     def with_selected_rows(self: Any, hidden: mx.array) -> mx.array:
-        return original(self, self._row_selection.select(hidden))  # type: ignore[no-any-return]
+        return original(self, self._row_selection.select(hidden))
 
     return type(base.__name__, (base,), {method: with_selected_rows})

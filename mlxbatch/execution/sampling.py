@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -49,15 +50,15 @@ class Samples:
 
     def read(self) -> StepResult:
         """Wait for the device and bring everything to the host."""
-        token_ids: list[int] = self.token_ids.tolist()
+        token_ids: list[int] = _host(self.token_ids)
         logprobs: list[TokenLogprob | None] = [None] * len(token_ids)
         if self.logprobs is not None:
             extra = self.logprobs
-            columns = (extra.chosen.tolist(), extra.top_ids.tolist(), extra.top_values.tolist())
+            columns = (_host(extra.chosen), _host(extra.top_ids), _host(extra.top_values))
             for row, wanted, chosen, ids, values in zip(extra.rows, extra.wanted, *columns, strict=True):
                 top = tuple(zip(ids[:wanted], values[:wanted], strict=True))
                 logprobs[row] = TokenLogprob(token_ids[row], chosen, top)
-        return StepResult(token_ids, self.finite.tolist(), logprobs)
+        return StepResult(token_ids, _host(self.finite), logprobs)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -170,6 +171,11 @@ class Sampler:
         return drawn if index is None else _with_rows(greedy, index, drawn)
 
 
+def _host(array: mx.array) -> list[Any]:
+    values: Any = array.tolist()
+    return list(values)
+
+
 def _biases_of(rows: Sequence[SampleRow]) -> _Biases | None:
     entries = [
         (index, token, value)
@@ -224,7 +230,7 @@ def _edge(logits: mx.array, batch: _Batch) -> mx.array:
 def _logprobs(
     logits: mx.array, token_ids: mx.array, rows: Sequence[SampleRow], wanted_rows: Sequence[int]
 ) -> _Logprobs:
-    index = mx.array(wanted_rows)
+    index = mx.array(list(wanted_rows))
     own = logits[index]
     own = own - mx.logsumexp(own, axis=-1, keepdims=True)
     wanted = tuple(rows[i].params.logprobs or 0 for i in wanted_rows)
