@@ -196,7 +196,24 @@ class FakeEngine:
         return timings
 
     def stats(self) -> dict[str, object]:
-        return {}
+        """The keys that front ends read, as engine/metrics.py names them."""
+        return {
+            "rows": len(self._running),
+            "waiting": len(self._waiting),
+            "max_num_seqs": self._max_rows,
+            "steps": self._steps,
+            "mean_rows_per_step": self._rows_sum / max(1, self._steps),
+            "kv_blocks_used": 10 * len(self._running),
+            "kv_blocks_total": 10 * self._max_rows,
+            "kv_peak_blocks": 10 * self._max_rows,
+            "kv_budget_bytes": 1_000_000 * self._max_rows,
+            "mean_unused_tail_tokens": 0.0,
+            "prefix_hit_tokens": 0,
+            "prefix_query_tokens": self._prompt_tokens,
+            "prefill_tokens_per_second": float(self._prompt_tokens),
+            "decode_tokens_per_second": self._output_tokens / max(1, self._steps),
+            "preemptions": 0,
+        }
 
     def close(self) -> None:
         self.closed = True

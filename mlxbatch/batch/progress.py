@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, TextIO
+from typing import Any, Literal, Protocol, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
@@ -29,11 +29,12 @@ class Gauges:
 
     rows: int | None = None
     max_rows: int | None = None
-    kv_share: float | None = None
+    kv_share: float | None = None  # blocks in use, of those that the budget allows
 
     @classmethod
-    def of(cls, stats: Mapping[str, object]) -> Gauges:
-        return cls()
+    def of(cls, stats: Mapping[str, Any]) -> Gauges:
+        used, total = stats.get("kv_blocks_used"), stats.get("kv_blocks_total")
+        return cls(stats.get("rows"), stats.get("max_num_seqs"), used / total if used is not None and total else None)
 
 
 @dataclass(slots=True)
@@ -63,7 +64,7 @@ class Reporter(Protocol):
         """Work before the first request: reading the input, loading the model. `total` 0 is unknown."""
         ...
 
-    def step(self, totals: RunTotals, stats: Callable[[], Mapping[str, object]]) -> None:
+    def step(self, totals: RunTotals, stats: Callable[[], Mapping[str, Any]]) -> None:
         """After every step. `stats` is called only when something is drawn."""
         ...
 
@@ -81,7 +82,7 @@ class SilentReporter:
     def phase(self, what: str, done: int = 0, total: int = 0) -> None:
         pass
 
-    def step(self, totals: RunTotals, stats: Callable[[], Mapping[str, object]]) -> None:
+    def step(self, totals: RunTotals, stats: Callable[[], Mapping[str, Any]]) -> None:
         pass
 
     def close(self) -> None:
@@ -104,7 +105,7 @@ class PlainReporter(SilentReporter):
             self._phase = what
             self.note(what)
 
-    def step(self, totals: RunTotals, stats: Callable[[], Mapping[str, object]]) -> None:
+    def step(self, totals: RunTotals, stats: Callable[[], Mapping[str, Any]]) -> None:
         now = self._clock()
         if self._started is None:
             self._started = self._shown = now
@@ -140,7 +141,7 @@ class BarReporter(SilentReporter):
         detail = f"{format_bytes(done)} of {format_bytes(total)}" if total > 10**6 else ""
         self._draw(what, done, total or None, detail)
 
-    def step(self, totals: RunTotals, stats: Callable[[], Mapping[str, object]]) -> None:
+    def step(self, totals: RunTotals, stats: Callable[[], Mapping[str, Any]]) -> None:
         now = self._clock()
         if self._started is None:
             self._started = now

@@ -13,7 +13,7 @@ from rich.table import Table
 from mlxbatch import __version__
 from mlxbatch.batch.totals import PERCENTILES, RunTotals
 from mlxbatch.errors import UsageError
-from mlxbatch.units import format_seconds
+from mlxbatch.units import format_bytes, format_seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +53,11 @@ class RunReport:
                 "tpot": totals.tpot.as_dict(),
                 "queue": totals.queue_time.as_dict(),
             },
+            "speed": {
+                "prefill_tokens_per_second": self.engine.get("prefill_tokens_per_second"),
+                "decode_tokens_per_second": self.engine.get("decode_tokens_per_second"),
+                "output_tokens_per_second": totals.output_tokens / self.seconds if self.seconds else None,
+            },
             "engine": dict(self.engine),
         }
 
@@ -84,6 +89,9 @@ class RunReport:
             ("time", f"{format_seconds(self.seconds)}, and {format_seconds(self.load_seconds)} to load"),
             ("tokens", f"{totals.prompt_tokens:,} prompt{cached}, {totals.output_tokens:,} output"),
         ]
+        if self.engine:
+            prefill, decode = (self.engine[f"{name}_tokens_per_second"] for name in ("prefill", "decode"))
+            rows.append(("speed", f"prefill {prefill:,.0f} tok/s   decode {decode:,.0f} tok/s"))
         for name, distribution in (
             ("TTFT", totals.ttft),
             ("TPOT", totals.tpot),
@@ -93,4 +101,20 @@ class RunReport:
             if values["count"]:
                 points = [f"p{p} {format_seconds(float(values[f'p{p}'] or 0))}" for p in PERCENTILES]
                 rows.append((name, "   ".join(points)))
-        return rows
+        return rows + (self._engine_rows() if self.engine else [])
+
+    def _engine_rows(self) -> list[tuple[str, str]]:
+        engine = self.engine
+        block_bytes = engine["kv_budget_bytes"] / max(1, engine["kv_blocks_total"])
+        hits, queries = engine["prefix_hit_tokens"], engine["prefix_query_tokens"]
+        return [
+            ("steps", f"{engine['steps']:,}, {engine['mean_rows_per_step']:.1f} rows on average"),
+            (
+                "KV peak",
+                f"{engine['kv_peak_blocks']:,} of {engine['kv_blocks_total']:,} blocks, "
+                f"{format_bytes(engine['kv_peak_blocks'] * block_bytes)}",
+            ),
+            ("unused tail", f"{engine['mean_unused_tail_tokens']:.0f} tokens on average"),
+            ("prefix hits", f"{hits:,} of {queries:,} tokens" + (f" ({hits / queries:.0%})" if queries else "")),
+            ("preemptions", f"{engine['preemptions']:,}"),
+        ]

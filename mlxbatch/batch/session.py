@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import cast
+from typing import Protocol, cast
 
 from rich.console import Console
 
@@ -28,7 +28,11 @@ from mlxbatch.errors import EngineError, RequestError, UsageError
 
 OK, WITH_ERRORS, INTERRUPTED = 0, 1, 130
 
-OpenEngine = Callable[[EngineConfig, Callable[[str, int, int], None]], EngineClient]
+
+class OpenEngine(Protocol):
+    """Opens the engine of a run. `progress` is told what is being loaded, `trace` asks for write_trace."""
+
+    def __call__(self, config: EngineConfig, *, progress: Callable[[str], None], trace: bool) -> EngineClient: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +69,7 @@ def check_input(source: InputFile, options: RunOptions, reporter: Reporter) -> C
         check_defaults(options.defaults)
     except RequestError as error:
         raise UsageError(str(error)) from None
-    reporter.phase(f"Checking {source.name}")
+    reporter.phase(f"checking {source.name}")
     chosen = options.format or detect_format(source.head(LINES_LOOKED_AT), source.name)
     reader = LineReader(chosen, options.defaults)
     index = index_input(source, reader)
@@ -153,12 +157,13 @@ def _run_pending(
     with ExitStack() as stack:
         engine = None
         if pending.valid:
-            reporter.phase(f"Loading {options.config.model}")
-            engine = stack.enter_context(closing(open_engine(options.config, reporter.phase)))
+            engine = stack.enter_context(
+                closing(open_engine(options.config, progress=reporter.phase, trace=options.trace is not None))
+            )
             if options.trace is not None:
                 stack.callback(_trace_writer(engine), options.trace)
             tell_named_models(checked, engine.model_name, reporter)
-            manifest.model[FINGERPRINT] = engine.stats().get("model_fingerprint")
+            manifest.model[FINGERPRINT] = getattr(engine, "model_fingerprint", None)
         output.begin(manifest)
         interrupt = stack.enter_context(Interrupt())
         runner = BatchRunner(

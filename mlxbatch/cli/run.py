@@ -129,11 +129,11 @@ def run_options(args: argparse.Namespace, settings: Mapping[str, Any], config: E
     )
 
 
-def open_local_engine(config: EngineConfig, progress: Callable[[str, int, int], None]) -> EngineClient:
+def open_local_engine(config: EngineConfig, *, progress: Callable[[str], None], trace: bool) -> EngineClient:
     """The engine in this process. Imports mlx."""
     from mlxbatch.engine.local import LocalEngine
 
-    return LocalEngine(config)
+    return LocalEngine(config, progress=progress, trace=trace)
 
 
 def _path(name: str | None) -> Path | None:

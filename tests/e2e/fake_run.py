@@ -15,7 +15,7 @@ from mlxbatch.cli.main import main
 from mlxbatch.config import EngineConfig
 
 
-def open_fake_engine(config: EngineConfig, progress: Callable[[str, int, int], None]) -> FakeEngine:
+def open_fake_engine(config: EngineConfig, *, progress: Callable[[str], None], trace: bool) -> FakeEngine:
     return FakeEngine(config)
 
 

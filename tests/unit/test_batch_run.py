@@ -58,7 +58,7 @@ class Bench:
         reporter = SilentReporter(Console(file=self.notes, width=200))
         return run_batch(self.options(**changes), self._open, reporter, Console(file=self.tables, width=120))
 
-    def _open(self, config: EngineConfig, progress: object) -> FakeEngine:
+    def _open(self, config: EngineConfig, *, progress: object, trace: bool) -> FakeEngine:
         bench = self
 
         class Watched(FakeEngine):
