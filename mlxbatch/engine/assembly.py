@@ -25,6 +25,7 @@ prepare_backend()  # before mlx.core: it resolves its BLAS when it is loaded
 import mlx.core as mx  # noqa: E402
 
 from mlxbatch.execution.model_runner import ModelRunner  # noqa: E402
+from mlxbatch.execution.modes import Mode  # noqa: E402
 from mlxbatch.models import load  # noqa: E402
 
 DEFAULT_ROWS = 16  # max_num_seqs before anything is known of the chip
@@ -76,25 +77,26 @@ class Assembly:
         del self.runner, self.loaded, self.scheduler
 
 
-def assemble(config: EngineConfig, progress: Callable[[str], None], reserved_elsewhere: int = 0) -> Assembly:
-    """Load the model and size everything for this machine. Raises ModelError or UsageError."""
+def load_for(config: EngineConfig, progress: Callable[[str], None]) -> LoadedModel:
+    """Load the model that a configuration names. Raises ModelError."""
     progress(f"loading {config.model}")
-    loaded = load(
+    return load(
         config.model,
         revision=config.revision,
         dtype=config.dtype,
         adapter=config.adapter,
         import_bits=config.import_bits,
     )
+
+
+def assemble(config: EngineConfig, loaded: LoadedModel, reserved_elsewhere: int = 0) -> Assembly:
+    """Size everything for this machine. Raises ModelError or UsageError."""
     max_model_len = _max_model_len(config, loaded)
     rows = config.max_num_seqs or min(DEFAULT_ROWS, config.max_num_batched_tokens - config.block_size)
     runner = ModelRunner(
         loaded.model,
         block_size=config.block_size,
-        max_num_seqs=rows,
-        dtype=loaded.dtype,
-        attention=config.attention,
-        deterministic=config.deterministic,
+        row_sizes=(rows,) if config.deterministic else (),
     )
     budget = _memory_budget(config, loaded, runner, rows, reserved_elsewhere)
     # The zero block and one block of every group, or nothing can run.
@@ -103,7 +105,7 @@ def assemble(config: EngineConfig, progress: Callable[[str], None], reserved_els
         runner.groups,
         config.block_size,
         kv_budget(budget, least, config.kv_memory),
-        prefix_caching=config.prefix_caching and runner.supports_prefix_cache,
+        prefix_caching=config.prefix_caching and runner.profile.mode is Mode.PACKED,
     )
     mx.set_cache_limit(budget.buffer_cache)
     _set_wired_limit(budget)
@@ -183,7 +185,7 @@ def _model_facts(config: EngineConfig, loaded: LoadedModel, runner: ModelRunner,
         kv_bytes_per_token=sum(group.bytes_per_block for group in full) // config.block_size,
         kv_dtype=str(loaded.dtype).removeprefix("mlx.core."),
         block_size=config.block_size,
-        attention=runner.attention_name,
+        attention="reference",
     )
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlxbatch.config import EngineConfig
-from mlxbatch.engine.assembly import Assembly, assemble
+from mlxbatch.engine.assembly import Assembly, assemble, load_for
 from mlxbatch.engine.core import EngineCore
 from mlxbatch.engine.snapshot import Snapshot
 from mlxbatch.engine.snapshotter import Snapshotter
@@ -29,7 +29,7 @@ class LocalEngine:
     """Loads a model and serves it; all of MLX's work happens on the thread that calls it.
 
     `progress` is told what is being loaded. `reserved_elsewhere` is bytes that other engines on this machine hold.
-    `trace` keeps every step for write_trace(). Raises ModelError or UsageError if the model cannot be run.
+    `trace` keeps every step for write_trace(). `loaded` is a model that is in memory already. Raises ModelError or UsageError if the model cannot be run.
     """
 
     def __init__(
@@ -39,10 +39,13 @@ class LocalEngine:
         progress: Progress | None = None,
         reserved_elsewhere: int = 0,
         trace: bool = False,
+        loaded: LoadedModel | None = None,
     ) -> None:
         self.config = config
         self._trace = StepTrace(time.monotonic()) if trace else None
-        parts = assemble(config, progress or (lambda stage: None), reserved_elsewhere)
+        if loaded is None:
+            loaded = load_for(config, progress or (lambda stage: None))
+        parts = assemble(config, loaded, reserved_elsewhere)
         self._parts: Assembly | None = parts
         self._core = EngineCore(
             parts.scheduler, parts.runner, parts.loaded.tokenizer, trace=self._trace, observe=parts.observe

@@ -13,8 +13,8 @@ def kv_budget(budget: MemoryBudget, least: int, requested: int | None) -> int:
     if requested is not None:
         if requested < least:
             raise ModelError(
-                f"--kv-memory {format_bytes(requested)} is less than the {format_bytes(least)} that one block of each "
-                "layer takes; give more"
+                f"--kv-memory {format_bytes(requested)} is less than one block of each layer takes "
+                f"({format_bytes(least)}); give more"
             )
         return requested
     if budget.pool < least:

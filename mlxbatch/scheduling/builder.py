@@ -38,10 +38,10 @@ class StepBuilder:
 
     def flush_tail(self, seq: Sequence, end: int) -> None:
         """Write the full blocks [flushed, end) of a sequence's tail. Forks that share a block write it once."""
-        assert seq.kv is not None
+        kv = seq.memory
         size = self._kv.block_size
-        for number in range(seq.kv.flushed // size, end // size):
-            ids = tuple(t.ids[number - t.first] if number >= t.first else None for t in seq.kv.tables)
+        for number in range(kv.flushed // size, end // size):
+            ids = tuple(t.ids[number - t.first] if number >= t.first else None for t in kv.tables)
             self._tail_blocks.setdefault(ids, TailBlock(seq.slot, number * size, ids))
 
     def size_of(self, seq: Sequence) -> int:
@@ -63,23 +63,25 @@ class StepBuilder:
         children: dict[int, list[Sequence]] = {}
         for parent, child in self.forks:
             children.setdefault(parent.seq_id, []).append(child)
-        token_index = 0
-        for seq in self.decodes:
+        for token_index, seq in enumerate(self.decodes):
             decodes.append(self._decode_row(seq))
             seq.num_computed += 1
-            if seq.num_computed == seq.num_tokens:
-                self._sample(seq, token_index, samples, children.get(seq.seq_id, ()))
-            token_index += 1
+            self._sample(seq, token_index, samples)
+            for child in children.get(seq.seq_id, ()):
+                self._sample(child, token_index, samples)
+        end = len(decodes)
         for seq, size in self.chunks:
             row = self._chunk_row(seq, size)
             chunks.append(row)
-            token_index += size
+            end += size
+            forks = children.get(seq.seq_id, ())
             if any(row.new_blocks):
                 pending.add(seq.seq_id)
-                pending.update(child.seq_id for child in children.get(seq.seq_id, ()))
+                pending.update(child.seq_id for child in forks)
             seq.num_computed += size
             if seq.num_computed == seq.num_tokens:
-                self._sample(seq, token_index - 1, samples, children.get(seq.seq_id, ()))
+                for sampled in (seq, *forks):
+                    self._sample(sampled, end - 1, samples)
         flush = self._flush()
         if not (decodes or chunks or flush):
             return None, pending
@@ -103,38 +105,35 @@ class StepBuilder:
         return Flush(self._kv.num_blocks, self.flush_pending, moves, tuple(self._tail_blocks.values()))
 
     def _decode_row(self, seq: Sequence) -> DecodeRow:
-        position = seq.num_computed
-        assert seq.kv is not None
-        if position < len(seq.token_ids):
-            return DecodeRow(seq.seq_id, seq.slot, position, seq.token_ids[position], -1, seq.kv.view)
-        return DecodeRow(seq.seq_id, seq.slot, position, NOT_ON_HOST, seq.last_sample[1], seq.kv.view)
+        position, ids = seq.num_computed, seq.token_ids
+        view = seq.memory.view
+        if position < len(ids):
+            return DecodeRow(seq.seq_id, seq.slot, position, ids[position], -1, view)
+        return DecodeRow(seq.seq_id, seq.slot, position, NOT_ON_HOST, seq.sample_index, view)
 
     def _chunk_row(self, seq: Sequence, size: int) -> ChunkRow:
-        assert seq.kv is not None
+        kv = seq.memory
         start = seq.num_computed
         block = self._kv.block_size
-        first, full = seq.kv.flushed // block, (start + size) // block
-        new_blocks = tuple(tuple(t.ids[first - t.first : full - t.first]) for t in seq.kv.tables)
+        first, full = kv.flushed // block, (start + size) // block
+        new_blocks = tuple(tuple(t.ids[first - t.first : full - t.first]) for t in kv.tables)
         ids = tuple(seq.token_ids[start : start + size])
-        return ChunkRow(seq.seq_id, seq.slot, start, ids, seq.kv.view, new_blocks)
+        return ChunkRow(seq.seq_id, seq.slot, start, ids, kv.view, new_blocks)
 
-    def _sample(
-        self, seq: Sequence, token_index: int, samples: list[SampleRow], forks: list[Sequence] | tuple[()]
-    ) -> None:
-        for row in (seq, *forks):
-            params = row.request.params
-            samples.append(
-                SampleRow(
-                    seq_id=row.seq_id,
-                    slot=row.slot,
-                    token_index=token_index,
-                    position=row.num_tokens,
-                    params=params,
-                    seed=row.seed,
-                    suppress=row.suppressed_ids() if params.min_tokens else (),
-                    num_prompt_tokens=row.num_prompt_tokens,
-                    history=row.token_ids,
-                )
+    def _sample(self, seq: Sequence, token_index: int, samples: list[SampleRow]) -> None:
+        params = seq.request.params
+        samples.append(
+            SampleRow(
+                seq.seq_id,
+                seq.slot,
+                token_index,
+                len(seq.token_ids) + seq.in_flight,
+                params,
+                seq.seed,
+                seq.suppressed_ids() if params.min_tokens else (),
+                seq.num_prompt_tokens,
+                seq.token_ids,
             )
-            row.in_flight += 1
-            row.last_sample = (self._step, len(samples) - 1)
+        )
+        seq.sample_index = len(samples) - 1
+        seq.in_flight += 1

@@ -258,7 +258,7 @@ class Scheduler:
         leaving = [seq for seq in self.running if not seq.wants_step]  # the last token is in flight
         self._retiring += leaving
         due = bool(self._pending) or any(self._worth_a_flush(seq) for seq in self._retiring)
-        due = due or any(s.num_computed - s.kv.flushed >= self.tail_len for s in self.running if s.kv is not None)
+        due = due or any(seq.num_computed - seq.memory.flushed >= self.tail_len for seq in self.running)
         if due:
             for seq in [*self.running, *(s for s in self._retiring if s.status is Status.FINISHED)]:
                 self._flush_sequence(seq, builder)
@@ -368,9 +368,9 @@ class Scheduler:
     def _allocate(self, seq: Sequence, end: int, builder: StepBuilder) -> bool:
         """Blocks for positions up to `end`, preempting from the end of the running list. False if `seq` itself
         had to go, or must wait."""
-        assert seq.kv is not None
-        while not self.kv.allocate(seq.kv, end):
-            self.admission.lacking = self.kv.block_needs(seq.kv, end)
+        kv = seq.memory
+        while not self.kv.allocate(kv, end):
+            self.admission.lacking = self.kv.block_needs(kv, end)
             victim = self.running[-1]
             needs = ", ".join(str(n) for n in self.admission.lacking)
             self._preempt(victim, builder, f"out of KV blocks: {needs} needed")
@@ -383,13 +383,15 @@ class Scheduler:
     def _choose_decodes(self, builder: StepBuilder, now: float) -> None:
         size = self.kv.block_size
         for seq in list(self.running):
-            if seq.status is not Status.RUNNING or not seq.is_decoding:
-                continue
             end = seq.num_computed + 1
+            if end != seq.num_tokens or seq.status is not Status.RUNNING:
+                continue
             if end % size or self._allocate(seq, end, builder):
                 builder.decodes.append(seq)
 
     def _choose_chunks(self, builder: StepBuilder, now: float) -> None:
+        if len(builder.decodes) == len(self.running):
+            return
         prompts = [seq for seq in self.running if not seq.is_decoding]
         if not prompts:
             return

@@ -37,7 +37,7 @@ class Sequence:
     status: Status = Status.WAITING
     num_computed: int = 0
     in_flight: int = 0
-    last_sample: tuple[int, int] = (-1, -1)  # (step, index among its samples) of the token in flight
+    sample_index: int = -1  # of the newest token in flight, among the samples of its step
     slot: int = -1
     kv: SequenceKV | None = None
     prompt_hashes: list[BlockHash] = field(default_factory=list)
@@ -72,6 +72,13 @@ class Sequence:
     @property
     def is_decoding(self) -> bool:
         return self.num_tokens - self.num_computed == 1
+
+    @property
+    def memory(self) -> SequenceKV:
+        """What a running sequence holds. Raises RuntimeError for one that holds nothing."""
+        if self.kv is None:
+            raise RuntimeError(f"sequence {self.seq_id} holds no memory: it is {self.status.value}")
+        return self.kv
 
     @property
     def interactive(self) -> bool:
