@@ -12,13 +12,13 @@ from mlx_lm.utils import load_model as load_mlx_lm
 from safetensors import SafetensorError, safe_open
 
 from mlxbatch.errors import ModelError
+from mlxbatch.models.configuration import read_config
 from mlxbatch.models.directory_tokenizer import load_directory_tokenizer
 from mlxbatch.models.loaded import ModelParts
 from mlxbatch.models.messages import shortened
 from mlxbatch.models.model_class import check_config, model_classes
 from mlxbatch.models.weights import cast, dequantize
 
-_MAX_JSON = 1 << 26
 _FINGERPRINTED = ("model*.safetensors", "config.json", "generation_config.json", "tokenizer*", "*.jinja")
 
 
@@ -34,24 +34,6 @@ def read_directory_model(folder: Path, dtype: mx.Dtype | None) -> ModelParts:
         cast(model, dtype)
     files = {path for pattern in _FINGERPRINTED for path in folder.glob(pattern)}
     return ModelParts(model, config, load_directory_tokenizer(folder, config), sorted(files))
-
-
-def read_config(folder: Path) -> dict[str, Any]:
-    """config.json as a mapping. Raises ModelError that says what is wrong with it."""
-    path = folder / "config.json"
-    try:
-        if path.stat().st_size > _MAX_JSON:
-            raise ModelError(f"{path} is larger than any configuration")
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ModelError(
-            f"{folder} holds no config.json, so it is not a model directory (a GGUF file is given by its own path)"
-        ) from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelError(f"cannot read {path}: {error or type(error).__name__}") from None
-    if not isinstance(config, dict):
-        raise ModelError(f"{path} is not a JSON object")
-    return config
 
 
 def check_safetensors(folder: Path) -> None:

@@ -60,15 +60,26 @@ def fetch_from_hub(reference: HubReference, progress: Progress) -> Path:
     Files that are there already are not fetched again, and a download that was cut short goes on where it
     stopped. Without a network the cached files are used if they are complete. Raises ModelError.
     """
-    names = _file_names(reference)
+    return _fetch(reference, _file_names(reference), progress, offline=False)
+
+
+def find_in_cache(reference: HubReference, progress: Progress) -> Path | None:
+    """The same without a network: None if the model is not in the cache, or not all of it."""
+    try:
+        return _fetch(reference, _cached_file_names(reference), progress, offline=True)
+    except ModelError:
+        return None
+
+
+def _fetch(reference: HubReference, names: list[str], progress: Progress, *, offline: bool) -> Path:
     if any(fnmatch(name, _WEIGHTS) for name in names) and not reference.choice:
-        return _snapshot(reference, _DIRECTORY_FILES, progress)
+        return _snapshot(reference, _DIRECTORY_FILES, progress, offline)
     chosen = choose_gguf(reference, names)
     parts = [chosen]
     if match := _SPLIT.search(chosen):
         stem = chosen[: match.start()]
         parts = [f"{stem}-{part:05}-of-{match[2]}.gguf" for part in range(1, int(match[2]) + 1)]
-    return _snapshot(reference, parts, progress) / chosen
+    return _snapshot(reference, parts, progress, offline) / chosen
 
 
 def choose_gguf(reference: HubReference, names: Iterable[str]) -> str:
@@ -138,12 +149,13 @@ def _cached_file_names(reference: HubReference) -> list[str]:
     return []
 
 
-def _snapshot(reference: HubReference, patterns: list[str], progress: Progress) -> Path:
+def _snapshot(reference: HubReference, patterns: list[str], progress: Progress, offline: bool) -> Path:
     try:
         path = snapshot_download(
             reference.repo,
             revision=reference.revision,
             allow_patterns=patterns,
+            local_files_only=offline,
             tqdm_class=_reporting_tqdm(f"downloading {reference}", progress),
         )
     except Exception as error:
