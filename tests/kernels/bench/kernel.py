@@ -151,7 +151,7 @@ class MetalKernel:
         made = self._signature(arrays, output_dtypes, template)
         if verbose:
             print(made.text)
-        library = self._library(made, options.checked)
+        library = self._library(made, options)
         dtypes = [dtype_name(d) for d in output_dtypes]
         results: list[list[np.ndarray]] = []
         report: Report | None = None
@@ -189,7 +189,7 @@ class MetalKernel:
     ) -> Path:
         """Compiles what a call with these arguments needs, and returns the library's path."""
         made = self._signature([_evaluated(x) for x in inputs], output_dtypes, template)
-        return self._library(made, self.bench.options.checked)
+        return self._library(made, self.bench.options)
 
     def generated_source(
         self,
@@ -218,12 +218,14 @@ class MetalKernel:
             )  # fmt: skip
         return self._signatures[key]
 
-    def _library(self, made: Signature, checked: bool) -> Path:
-        key = (made, checked)
+    def _library(self, made: Signature, options: Options) -> Path:
+        # Optimised code splits a 16-byte load in two, and each would count the line that both touch.
+        optimise = "-O0" if options.count else "-O1"
+        key = (made, options.checked, optimise)
         if key not in self._libraries:
-            if checked:
+            if options.checked:
                 check(self.bench.compiler, self.name, made, self.input_names)
-            self._libraries[key] = self.bench.compiler.kernel(self.name, made, checked)
+            self._libraries[key] = self.bench.compiler.kernel(self.name, made, options.checked, optimise)
         return self._libraries[key]
 
     def _buffers(
