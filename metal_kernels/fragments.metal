@@ -50,9 +50,6 @@ struct Piece<float> {
     pair[0] = as_type<float2>(bits.xy);
     pair[1] = as_type<float2>(bits.zw);
   }
-  uint4 pack() const thread {
-    return uint4(as_type<uint2>(pair[0]), as_type<uint2>(pair[1]));
-  }
 };
 
 template <>
@@ -62,13 +59,6 @@ struct Piece<half> {
     UNROLL for (int i = 0; i < 4; i++) {
       pair[i] = float2(as_type<half2>(bits[i]));
     }
-  }
-  uint4 pack() const thread {
-    uint4 bits;
-    UNROLL for (int i = 0; i < 4; i++) {
-      bits[i] = as_type<uint>(half2(pair[i]));
-    }
-    return bits;
   }
 };
 
@@ -80,14 +70,25 @@ struct Piece<bfloat> {
       pair[i] = float2(as_type<float>(bits[i] << 16), as_type<float>(bits[i] & 0xffff0000u));
     }
   }
-  uint4 pack() const thread {
-    uint4 bits;
-    UNROLL for (int i = 0; i < 4; i++) {
-      bits[i] = as_type<ushort>(bfloat(pair[i].x)) | uint(as_type<ushort>(bfloat(pair[i].y))) << 16;
-    }
-    return bits;
-  }
 };
+
+METAL_FUNC uint4 pack(Piece<float> piece) {
+  return uint4(as_type<uint2>(piece.pair[0]), as_type<uint2>(piece.pair[1]));
+}
+METAL_FUNC uint4 pack(Piece<half> piece) {
+  uint4 bits;
+  UNROLL for (int i = 0; i < 4; i++) {
+    bits[i] = as_type<uint>(half2(piece.pair[i]));
+  }
+  return bits;
+}
+METAL_FUNC uint4 pack(Piece<bfloat> piece) {
+  uint4 bits;
+  UNROLL for (int i = 0; i < 4; i++) {
+    bits[i] = as_type<ushort>(bfloat(piece.pair[i].x)) | uint(as_type<ushort>(bfloat(piece.pair[i].y))) << 16;
+  }
+  return bits;
+}
 
 template <typename T>
 METAL_FUNC uint4 load_bits(const device T* source) {

@@ -90,13 +90,11 @@
         } else {
           const Place place = locate(
               position, flushed, table, first_block, kv_head, kv_heads, block_shift, tail_row, tail_len);
-          Piece<T> read;
           if (is_key) {
-            read = load_key<T, BITS, D>(pool_k, tail_k, k_scales, place, block_shift, 0, channel, true);
+            bits = pack(load_key<T, BITS, D>(pool_k, tail_k, k_scales, place, block_shift, 0, channel, true));
           } else {
-            read = load_value<T, BITS, DV>(pool_v, tail_v, v_scales, place, 0, channel, true);
+            bits = pack(load_value<T, BITS, DV>(pool_v, tail_v, v_scales, place, 0, channel, true));
           }
-          bits = read.pack();
         }
       }
       if (is_key) {
