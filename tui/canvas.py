@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rich.segment import Segment
 from rich.style import Style
@@ -15,7 +16,7 @@ from mlxbatch.tui.drawing import Line
 from mlxbatch.tui.palette import make_palette
 
 
-def palette_of(app: App[object]) -> Mapping[str, Style]:
+def palette_of(app: App[Any]) -> Mapping[str, Style]:
     """The palette of the app's current theme."""
     return make_palette(app.current_theme, app.theme_variables)
 
@@ -72,3 +73,18 @@ class Canvas(Widget):
         if y < len(self._strips) and self._strips[y].cell_length == self.size.width:
             return self._strips[y]
         return Strip.blank(self.size.width)
+
+
+class LineView(Canvas):
+    """One line that is handed to it."""
+
+    def __init__(self, *, id: str) -> None:
+        super().__init__(id=id)
+        self._line = Line()
+
+    def show(self, line: Line) -> None:
+        self._line = line
+        self.redraw()
+
+    def draw(self, width: int, height: int) -> list[Line]:
+        return [self._line]

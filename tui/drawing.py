@@ -15,6 +15,17 @@ Piece = tuple[str, str]
 EIGHTHS = " ▁▂▃▄▅▆▇█"
 
 
+# Escape sequences in a model's or another client's text must not reach the terminal: control characters
+# become their pictures (ESC is ␛), the C1 ones, which some terminals obey, a replacement mark.
+_CONTROL_PICTURES = {code: 0x2400 + code for code in range(0x20) if code not in (0x09, 0x0A)}
+_CONTROL_PICTURES |= {0x7F: 0x2421} | dict.fromkeys(range(128, 160), 65533)
+
+
+def printable(text: str) -> str:
+    """The text without control characters, but for tabs and line breaks."""
+    return text if text.isprintable() else text.translate(_CONTROL_PICTURES)
+
+
 class Line:
     """One row of the screen, built from left to right."""
 
@@ -28,6 +39,7 @@ class Line:
 
     def add(self, text: str, role: str = "text") -> Line:
         if text:
+            text = printable(text)
             self.pieces.append((text, role))
             self.width += cell_len(text)
         return self

@@ -7,9 +7,7 @@ from typing import Literal
 
 from mlxbatch.engine.snapshot import Snapshot
 
-Name = Literal[
-    "IDLE", "PREFILL-BOUND", "DECODE-BOUND", "SLOT-BOUND", "KV-BOUND", "THRASHING", "STALLED", "NO ENGINE"
-]
+Name = Literal["IDLE", "PREFILL-BOUND", "DECODE-BOUND", "SLOT-BOUND", "KV-BOUND", "THRASHING", "STALLED", "NO ENGINE"]
 
 STALL_SECONDS = 5.0  # no step for this long although a sequence runs ...
 STALL_STEPS = 20.0  # ... and for this many usual steps, so that a slow model is not called stalled

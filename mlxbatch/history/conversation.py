@@ -37,6 +37,9 @@ class Conversation:
     def __contains__(self, message_id: object) -> bool:
         return message_id in self._messages
 
+    def get(self, message_id: int) -> MessageRecord | None:
+        return self._messages.get(message_id)
+
     def add(self, message: MessageRecord) -> None:
         """Add a turn and show the version that ends with it."""
         self._messages[message.id] = message

@@ -25,9 +25,7 @@ def to_markdown(chat: ChatRecord, path: Sequence[MessageRecord]) -> str:
             fence = _fence(attachment.text)
             parts.append(f"File `{attachment.name}`:\n\n{fence}\n{attachment.text}\n{fence}")
         if message.reasoning:
-            parts.append(
-                "<details><summary>thinking</summary>\n\n" + message.reasoning.strip() + "\n\n</details>"
-            )
+            parts.append("<details><summary>thinking</summary>\n\n" + message.reasoning.strip() + "\n\n</details>")
         if message.content.strip():
             parts.append(message.content.strip())
         if message.status not in ("complete", "streaming"):
@@ -37,9 +35,7 @@ def to_markdown(chat: ChatRecord, path: Sequence[MessageRecord]) -> str:
 
 def to_json(chat: ChatRecord, messages: Sequence[MessageRecord]) -> str:
     """Every turn of every version; `parent` and `leaf` say which belongs to which."""
-    return json.dumps(
-        {"chat": asdict(chat), "messages": [asdict(m) for m in messages]}, ensure_ascii=False, indent=2
-    )
+    return json.dumps({"chat": asdict(chat), "messages": [asdict(m) for m in messages]}, ensure_ascii=False, indent=2)
 
 
 def write_export(target: Path, text: str) -> None:

@@ -74,6 +74,4 @@ def migrate(connection: sqlite3.Connection, path: str) -> None:
             f"{len(MIGRATIONS)}). Update mlxbatch, or choose another file with --history FILE."
         )
     for number in range(version, len(MIGRATIONS)):
-        connection.executescript(
-            f"BEGIN IMMEDIATE; {MIGRATIONS[number]} PRAGMA user_version = {number + 1}; COMMIT;"
-        )
+        connection.executescript(f"BEGIN IMMEDIATE; {MIGRATIONS[number]} PRAGMA user_version = {number + 1}; COMMIT;")

@@ -27,9 +27,7 @@ from mlxbatch.history.schema import migrate
 from mlxbatch.history.window import Window
 
 _CHAT = "id, title, created, updated, model, system_prompt, sampling, draft, leaf"
-_MESSAGE = (
-    "id, chat, parent, role, content, created, status, reasoning, attachments, model, dropped, note, figures"
-)
+_MESSAGE = "id, chat, parent, role, content, created, status, reasoning, attachments, model, dropped, note, figures"
 
 
 def default_history_path() -> Path:
@@ -48,6 +46,7 @@ class HistoryStore:
         self.path = path or default_history_path()
         self._clock = clock
         self._closed = False
+        self.saved_at: float | None = None  # when something was last written, on the clock
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._db = sqlite3.connect(self.path, isolation_level=None, timeout=5.0)
@@ -106,14 +105,12 @@ class HistoryStore:
     def chat(self, chat_id: int) -> ChatRecord:
         row = self._db.execute(f"SELECT {_CHAT} FROM chat WHERE id = ?", (chat_id,)).fetchone()
         if row is None:
-            raise UsageError(
-                f"chat {chat_id} is not in {self.path}; it may have been deleted in another terminal"
-            )
+            raise UsageError(f"chat {chat_id} is not in {self.path}; it may have been deleted in another terminal")
         return _chat(row)
 
     def save_chat(self, chat: ChatRecord) -> None:
         """Write title, model, system prompt, sampling and leaf."""
-        chat.updated = self._clock()
+        chat.updated = self.saved_at = self._clock()
         self._db.execute(
             "UPDATE chat SET title = ?, updated = ?, model = ?, system_prompt = ?, sampling = ?, leaf = ? "
             "WHERE id = ?",
@@ -196,11 +193,13 @@ class HistoryStore:
                 model=model,
             )
             self._db.execute("UPDATE chat SET leaf = ?, updated = ? WHERE id = ?", (message.id, now, chat.id))
-        chat.leaf, chat.updated = message.id, now
+        chat.leaf = message.id
+        chat.updated = self.saved_at = now
         return message
 
     def save_message(self, message: MessageRecord) -> None:
         """Write what changes while an answer streams, and when it ends."""
+        self.saved_at = self._clock()
         self._db.execute(
             "UPDATE message SET content = ?, reasoning = ?, status = ?, dropped = ?, note = ?, figures = ?, "
             "model = ? WHERE id = ?",

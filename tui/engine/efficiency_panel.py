@@ -32,15 +32,15 @@ def efficiency_rows(snapshot: Snapshot, width: int, height: int) -> list[Line]:
             Line(("mlxbatch tune measures one", "dim")),
         ]
     shown = _thinned(points, snapshot.eff.now, height - 1)
-    bar_width = max(0, width - 27)
+    bar_width = max(0, width - 26)
     top = max(_roof(point) or point.tokens_per_second for point in shown)
-    lines = [Line((f"{'B':>5}{'tok/s':>8}{'eff':>7}{'of roof':>9}", "dim"))]
+    lines = [Line((f"{'B':>5}{'tok/s':>7}{'eff':>6}{'roof':>7}", "dim"))]
     for point in shown:
         now = point is snapshot.eff.now
         line = Line(("▶" if now else " ", "accent"))
-        line.add(f"{point.rows:>4}{rate(point.tokens_per_second):>8}", "strong" if now else "text")
-        line.add(f"{point.efficiency:>7.2f}", "strong" if now else "text")
-        line.add(f"{point.of_roof * 100:>7.0f} % " if point.of_roof is not None else f"{'—':>9} ", "dim")
+        line.add(f"{point.rows:>4}{rate(point.tokens_per_second):>7}", "strong" if now else "text")
+        line.add(f"{point.efficiency:>6.2f}", "strong" if now else "text")
+        line.add(f"{point.of_roof * 100:>5.0f} % " if point.of_roof is not None else f"{'—':>7} ", "dim")
         line.extend(_bar(point, top, bar_width, now))
         lines.append(line)
     return lines

@@ -43,9 +43,7 @@ class EngineFrame:
     slot_lines: dict[int, int] = field(default_factory=dict)
 
 
-def engine_frame(
-    snapshot: Snapshot, view: ViewState, width: int, height: int, age: float = 0.0
-) -> EngineFrame:
+def engine_frame(snapshot: Snapshot, view: ViewState, width: int, height: int, age: float = 0.0) -> EngineFrame:
     """The body of the engine screen, verdict line first. `age` is how long ago the snapshot arrived."""
     frame = EngineFrame([verdict_line(snapshot, view, judge(snapshot, age), width)])
     followed = followed_row(snapshot, view)
@@ -103,7 +101,12 @@ def _full(frame: EngineFrame, snapshot: Snapshot, view: ViewState, width: int, h
             frame.slot_lines[len(frame.lines) + 1 + index] = row.slot
     slots = box(slots_title(snapshot), [row.line for row in rows], left, batch, step_summary(snapshot))
     gap = [Line()] if batch > 10 else []
-    rates = [*rate_rows(snapshot, side - 4), *gap, *percentile_rows(snapshot), *counter_rows(snapshot)]
+    rates = [
+        *rate_rows(snapshot, side - 4),
+        *gap,
+        *percentile_rows(snapshot, side - 4),
+        *counter_rows(snapshot),
+    ]
     rate_title: list[Piece] = [("throughput · latency", "title"), (", last 60 s", "dim")]
     frame.lines += beside(slots, box(rate_title, rates, side, batch))
 
@@ -158,9 +161,7 @@ def _compact(frame: EngineFrame, snapshot: Snapshot, view: ViewState, width: int
     frame.lines += [Line((" ", "text")).extend(line.pieces) for line in cells]
 
     frame.lines.append(rule(compact_tape_title(snapshot, inner), width))
-    frame.lines += [
-        Line((" ", "text")).extend(line.pieces) for line in tape_rows(snapshot, inner - 1, tape_height)
-    ]
+    frame.lines += [Line((" ", "text")).extend(line.pieces) for line in tape_rows(snapshot, inner - 1, tape_height)]
     frame.lines.append(Line().fit(width, "─", "frame"))
     frame.lines += [Line((" ", "text")).extend(line.pieces) for line in figures]
     spare = height - len(frame.lines)

@@ -75,9 +75,7 @@ def cell_piece(owner: int) -> Piece:
     return ("·", "free") if owner == BLOCK_FREE else (" ", "text")
 
 
-def map_rows(
-    pool: PoolState, width: int, height: int, *, follow: int | None = None
-) -> tuple[list[Line], int]:
+def map_rows(pool: PoolState, width: int, height: int, *, follow: int | None = None) -> tuple[list[Line], int]:
     """The map in `height` rows of `width` cells, and how many blocks a cell stands for.
 
     With `follow`, the cells of other slots step back to a dim mark.
@@ -104,9 +102,7 @@ def half_block_rows(pool: PoolState, width: int, height: int) -> tuple[list[Line
     rows = []
     for start in range(0, len(cells), 2 * width):
         line = Line()
-        for upper, lower in zip(
-            cells[start : start + width], cells[start + width : start + 2 * width], strict=True
-        ):
+        for upper, lower in zip(cells[start : start + width], cells[start + width : start + 2 * width], strict=True):
             line.add("▀", f"{_half_role(upper)}|{_half_role(lower)}")
         rows.append(line)
     return rows, per_cell

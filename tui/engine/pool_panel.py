@@ -104,9 +104,7 @@ def compact_pool_rows(snapshot: Snapshot, view: ViewState, width: int, height: i
         return [Line(("no pool yet", "dim"))], 1
     follow = view.follow if view.followed(snapshot) else None
     rows, per_cell = (
-        half_block_rows(pool, width, height)
-        if view.half_blocks
-        else map_rows(pool, width, height, follow=follow)
+        half_block_rows(pool, width, height) if view.half_blocks else map_rows(pool, width, height, follow=follow)
     )
     return rows + [Line() for _ in range(height - len(rows))], per_cell
 

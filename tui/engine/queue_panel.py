@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 
 from mlxbatch.engine.snapshot import Snapshot
-from mlxbatch.tui.drawing import Line, Piece, clip
+from mlxbatch.tui.drawing import Line, Piece
 from mlxbatch.tui.engine.view_state import ViewState, request_name
 from mlxbatch.tui.numbers import count, seconds
 
@@ -41,13 +41,11 @@ def waiting_rows(snapshot: Snapshot, view: ViewState, width: int, height: int) -
     hidden = snapshot.waiting_count - len(shown)
     name_width = max(6, width - 29)
     for request in shown:
-        name = request_name(snapshot, view, request.request_id, request.label, request.client)
-        line = Line((clip(name, name_width), "text" if request.request_id in view.own else "dim"))
+        name = request_name(snapshot, view, request.request_id, request.label, request.client, name_width)
+        line = Line((name, "text" if request.request_id in view.own else "dim"))
         line.add(f"{count(request.prompt_tokens):>7} tok ", "text")
         hit = f"hit {count(request.hit_tokens)}" if request.hit_tokens else ""
-        line.add(
-            f"{'preempted' if request.preempted else hit:<10}", "warn" if request.preempted else "cached"
-        )
+        line.add(f"{'preempted' if request.preempted else hit:<10}", "warn" if request.preempted else "cached")
         line.add(f"{seconds(request.waited):>7}", "dim")
         lines.append(line)
     if hidden and lines:
@@ -61,10 +59,10 @@ def compact_waiting_row(snapshot: Snapshot, view: ViewState, width: int) -> Line
     foot = [(piece, role) for piece, role in waiting_foot(snapshot)]
     room = width - sum(len(text) for text, _ in foot) - 2
     for index, request in enumerate(snapshot.waiting):
-        name = request_name(snapshot, view, request.request_id, request.label, request.client)
+        name = request_name(snapshot, view, request.request_id, request.label, request.client, 18).rstrip()
         hit = f" (hit {count(request.hit_tokens)})" if request.hit_tokens else ""
         figures = f" {count(request.prompt_tokens)} tok{hit}" if index == 0 else ""
-        text = ("  " if index == 0 else " · ") + clip(name, min(len(name), 18)) + figures
+        text = ("  " if index == 0 else " · ") + name + figures
         if line.width + len(text) > room:
             break
         line.add(text, "text" if index == 0 else "dim")
@@ -79,12 +77,17 @@ def event_rows(snapshot: Snapshot, view: ViewState, width: int, height: int) -> 
         events = tuple(event for event in events if event.request_id == followed.request_id)
     if not events:
         return [Line(("nothing yet", "dim"))]
+    name_width = 22 if width >= 100 else 14
     lines = []
     for event in events[-height:] if height > 0 else ():
         moment = datetime.fromtimestamp(event.wall)
         stamp = moment.strftime("%H:%M:%S.") + str(moment.microsecond // 100_000)
-        name = request_name(snapshot, view, event.request_id, event.label, "") if event.request_id else ""
+        name = (
+            request_name(snapshot, view, event.request_id, event.label, "", name_width)
+            if event.request_id
+            else " " * name_width
+        )
         line = Line((stamp, "dim"), (f"  {event.kind:<8} ", _EVENT_ROLES.get(event.kind, "text")))
-        line.add(clip(name, 14) + "  ", "text").add(event.text, "dim")
+        line.add(name + "  ", "text").add(event.text, "dim")
         lines.append(line.fit(width))
     return lines

@@ -9,9 +9,9 @@ from mlxbatch.tui.numbers import UNKNOWN, count, percent, rate, seconds
 
 def rate_rows(snapshot: Snapshot, width: int) -> list[Line]:
     rates = snapshot.rates
-    bars = max(0, width - 23)
+    bars = max(0, width - 22)
     return [
-        Line((f"{name:<9}", "dim"), (f"{rate(value):>6}", "strong"), (" tok/s  ", "dim")).add(
+        Line((f"{name:<8}", "dim"), (f"{rate(value):>6}", "strong"), (" tok/s  ", "dim")).add(
             sparkline(history, bars), role
         )
         for name, value, history, role in (
@@ -21,11 +21,12 @@ def rate_rows(snapshot: Snapshot, width: int) -> list[Line]:
     ]
 
 
-def percentile_rows(snapshot: Snapshot) -> list[Line]:
-    rows = [Line((f"{'':<9}{'p50':>8}{'p95':>9}{'p99':>9}", "dim"))]
+def percentile_rows(snapshot: Snapshot, width: int) -> list[Line]:
+    cells = min(14, (width - 8) // 3)
+    rows = [Line((f"{'':<8}{'p50':>{cells}}{'p95':>{cells}}{'p99':>{cells}}", "dim"))]
     for name, figures in (("queue", snapshot.queue_time), ("TTFT", snapshot.ttft), ("TPOT", snapshot.tpot)):
-        row = Line((f"{name:<9}", "dim"))
-        for cells, value in ((8, figures.p50), (9, figures.p95), (9, figures.p99)):
+        row = Line((f"{name:<8}", "dim"))
+        for value in (figures.p50, figures.p95, figures.p99):
             row.add(
                 f"{seconds(value) if figures.count else UNKNOWN:>{cells}}",
                 "text" if figures.count else "faint",
@@ -36,17 +37,22 @@ def percentile_rows(snapshot: Snapshot) -> list[Line]:
 
 def counter_rows(snapshot: Snapshot) -> list[Line]:
     counters = snapshot.counters
-    hits = percent(counters.prefix_hit_tokens, counters.prefix_query_tokens)
     minute = snapshot.preemptions_last_minute
     preemptions = Line(("preempt ", "dim"), (count(counters.preemptions), "bad" if minute else "text"))
     if counters.preemptions:
         preemptions.add(f" ({minute}/min)", "bad" if minute else "dim")
     return [
-        Line(("prefix hits ", "dim"), (f"{hits:<6}", "text")).extend(preemptions.pieces),
+        Line(("prefix hits ", "dim"), (f"{hit_rate(snapshot):<6}", "text")).extend(preemptions.pieces),
         Line(("done ", "dim"), (count(counters.requests_finished), "text"), (" · steps ", "dim")).add(
             count(counters.steps), "text"
         ),
     ]
+
+
+def hit_rate(snapshot: Snapshot) -> str:
+    """Prompt tokens that came from the prefix cache, of all that were looked up."""
+    counters = snapshot.counters
+    return percent(counters.prefix_hit_tokens, counters.prefix_query_tokens)
 
 
 def span(figures: Percentiles) -> str:
@@ -61,16 +67,15 @@ def span(figures: Percentiles) -> str:
 def compact_rate_rows(snapshot: Snapshot, width: int) -> list[Line]:
     """Rates, counters and percentiles in two lines."""
     rates, counters = snapshot.rates, snapshot.counters
-    hits = percent(counters.prefix_hit_tokens, counters.prefix_query_tokens)
     first = Line(("decode ", "dim"), (rate(rates.decode), "strong"), (" ", "text"))
     first.add(sparkline(rates.decode_history, 6), "decode").add("  prefill ", "dim")
     first.add(rate(rates.prefill), "strong").add(" ").add(sparkline(rates.prefill_history, 6), "prefill")
-    first.add(" tok/s", "dim").add("   hits ", "dim").add(hits, "text")
+    first.add(" tok/s", "dim").add("  hits ", "dim").add(hit_rate(snapshot), "text")
     minute = snapshot.preemptions_last_minute
-    first.add("   preempt ", "dim").add(count(counters.preemptions), "bad" if minute else "text")
+    first.add("  preempt ", "dim").add(count(counters.preemptions), "bad" if minute else "text")
     now = snapshot.eff.now
     if now is not None and now.of_roof is not None:
-        first.add("   roof ", "dim").add(f"{now.of_roof * 100:.0f} %", "text")
+        first.add("  roof ", "dim").add(f"{now.of_roof * 100:.0f} %", "text")
     second = Line(("p50/p95", "dim"))
     for name, figures in (("queue", snapshot.queue_time), ("TTFT", snapshot.ttft), ("TPOT", snapshot.tpot)):
         second.add(f"   {name} ", "dim").add(span(figures), "text")

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from mlxbatch.engine.snapshot import SlotState, Snapshot
-from mlxbatch.tui.drawing import Line, Piece, clip, progress
+from mlxbatch.tui.drawing import Line, Piece, progress
 from mlxbatch.tui.engine.pool_map import slot_mark, slot_role
 from mlxbatch.tui.engine.view_state import ViewState, request_name
 from mlxbatch.tui.numbers import UNKNOWN, count, milliseconds, rate
 from mlxbatch.tui.verdict import row_cap
 
 PHASES = {"prefill": "prefill", "decode": "decode", "recompute": "redo"}
-_FIXED = 61  # cells of all columns but the request's name
+_FIXED = 57  # cells of all columns but the request's name
 
 
 def slots_title(snapshot: Snapshot) -> list[Piece]:
@@ -49,7 +49,7 @@ def slot_rows(snapshot: Snapshot, view: ViewState, width: int, height: int) -> l
     In slot order free slots have their place too, so that a sequence never moves while it runs.
     """
     name_width = max(8, width - _FIXED)
-    head = f"#  {'request':<{name_width}} phase   progress        gen/max   blk  shr  tok/s   ttft"
+    head = f"#  {'request':<{name_width}} phase   progress      gen/max  blk  shr  tok/s   ttft"
     rows = [SlotRow(None, Line((head, "dim")))]
     room = height - 1
     running = view.sorted_slots(snapshot)
@@ -75,21 +75,20 @@ def slot_rows(snapshot: Snapshot, view: ViewState, width: int, height: int) -> l
 
 def _row(snapshot: Snapshot, view: ViewState, slot: SlotState, name_width: int) -> Line:
     followed = view.follow == slot.slot
-    name = request_name(snapshot, view, slot.request_id, slot.label, slot.client)
-    if slot.output_index:
-        name += f" #{slot.output_index + 1}"
+    nth = f" #{slot.output_index + 1}" if slot.output_index else ""
+    name = request_name(snapshot, view, slot.request_id, slot.label, slot.client, name_width - len(nth))
     line = Line((slot_mark(slot.slot), slot_role(slot.slot)))
     line.add(" ▶" if followed else "  ", "accent")
     mine = slot.request_id in view.own
-    line.add(clip(name, name_width), "strong" if followed else "text" if mine else "dim")
+    line.add(name + nth, "strong" if followed else "text" if mine else "dim")
     line.add(f" {PHASES[slot.phase]:<7} ", "decode" if slot.phase == "decode" else "prefill")
     line.extend(progress_bar(slot, 10))
     if slot.phase == "decode":
         figures = f"{slot.output_tokens}/{slot.max_tokens or '∞'}"
     else:
         figures = f"{slot.computed_tokens}/{slot.target_tokens}"
-    line.add(f"{figures:>13}", "text")
-    line.add(f"{slot.blocks:>6}", "text")
+    line.add(f"{figures:>11}", "text")
+    line.add(f"{slot.blocks:>5}", "text")
     line.add(f"{slot.shared_blocks or '·':>5}", "shared" if slot.shared_blocks else "faint")
     line.add(f"{rate(slot.tokens_per_second):>7}", "text" if slot.tokens_per_second else "faint")
     line.add(f"{milliseconds(slot.ttft):>7}", "text" if slot.ttft is not None else "faint")

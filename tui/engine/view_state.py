@@ -6,7 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from rich.cells import cell_len
+
 from mlxbatch.engine.snapshot import SlotState, Snapshot
+from mlxbatch.tui.drawing import clip
 
 Sort = Literal["slot", "tokens", "tok/s", "blocks"]
 SORTS: tuple[Sort, ...] = ("slot", "tokens", "tok/s", "blocks")
@@ -41,11 +44,15 @@ class ViewState:
         return next((slot for slot in snapshot.slots if slot.slot == self.follow), None)
 
 
-def request_name(snapshot: Snapshot, view: ViewState, request_id: str, label: str, client: str) -> str:
-    """Whose request it is: the tab's title for our own, else the client's title and its own label."""
+def request_name(snapshot: Snapshot, view: ViewState, request_id: str, label: str, client: str, width: int) -> str:
+    """Whose request it is, in exactly `width` cells: the tab's title for our own, else the client's title
+    and the request's own label. Where room is short, the client's title gives way first."""
     if request_id in view.own:
-        return view.own[request_id]
+        return clip(view.own[request_id], width)
     name = label or request_id.rpartition("/")[2]
     info = next((info for info in snapshot.clients if info.client_id == client), None)
-    owner = (info.title or info.kind) if info else client
-    return f"{owner}: {name}" if owner and owner != name else name
+    owner = (info.title or info.kind) if info else ""
+    room = width - cell_len(name) - 1
+    if not owner or owner == name or room < 3:
+        return clip(name, width)
+    return clip(f"{clip(owner, room).rstrip()} {name}", width)

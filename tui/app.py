@@ -1,0 +1,184 @@
+"""The chat application."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import ClassVar
+
+from textual.app import App, SystemCommand
+from textual.screen import Screen
+
+from mlxbatch.engine.snapshot import Snapshot
+from mlxbatch.errors import MlxbatchError
+from mlxbatch.history.records import Attachment
+from mlxbatch.tui.chat.commands import COMMANDS
+from mlxbatch.tui.chat.screen import ChatScreen
+from mlxbatch.tui.chat.workspace import EngineView, Workspace
+from mlxbatch.tui.engine.screen import EngineScreen
+from mlxbatch.tui.engine_link import LinkStatus
+from mlxbatch.tui.help_screen import HelpScreen
+from mlxbatch.tui.keymap import Keymap
+from mlxbatch.tui.themes import DARK, LIGHT
+
+TICK_SECONDS = 0.1  # how often streamed text reaches the screen
+AUTOSAVE_SECONDS = 1.0
+
+ModelChoices = Callable[[], Sequence[tuple[str, str]]]
+
+
+class ChatApp(App[None]):
+    """Carries events from the engines to the workspace, and the workspace to the screen ten times a second.
+
+    `first` and `attachments` are put into the tab on show at the start; with `send_first` the text is sent.
+    """
+
+    CSS_PATH = "app.tcss"
+    TITLE = "mlxbatch"
+    ENABLE_COMMAND_PALETTE = True
+    COMMAND_PALETTE_DISPLAY = "ctrl+p"
+    BINDINGS: ClassVar = []
+
+    def __init__(
+        self,
+        workspace: Workspace,
+        *,
+        keymap: Keymap | None = None,
+        theme: str = DARK.name,
+        model_choices: ModelChoices = tuple,
+        first: str = "",
+        attachments: Iterable[Attachment] = (),
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        super().__init__()
+        self.workspace = workspace
+        self.keymap = keymap or Keymap()
+        self.model_choices = model_choices
+        self.wall_clock = wall_clock
+        self._first = first
+        self._attachments = tuple(attachments)
+        self._dirty = True
+        self._starting: set[str] = set()
+        self._reading: set[str] = set()
+        self.register_theme(DARK)
+        self.register_theme(LIGHT)
+        self.theme = theme
+        self.set_keymap(self.keymap.overrides)
+        self.chat_screen = ChatScreen(workspace)
+
+    def get_default_screen(self) -> Screen[None]:
+        return self.chat_screen
+
+    def on_mount(self) -> None:
+        for attachment in self._attachments:
+            self.workspace.active.attach(attachment)
+        self.set_interval(TICK_SECONDS, self.tick)
+        self.set_interval(AUTOSAVE_SECONDS, self.workspace.autosave)
+        if self._first:
+            self.call_after_refresh(self.chat_screen.send, self._first)
+
+    # Engines
+
+    def ensure_engine(self, engine: EngineView) -> None:
+        """Start an engine that is not started, or that was lost; its events are read from then on."""
+        model = engine.link.model
+        if model not in self._reading:
+            self._reading.add(model)
+            self.run_worker(self._read(engine), group=f"events {model}")
+        if model not in self._starting and engine.status.state in ("starting", "lost"):
+            self._starting.add(model)
+            self.run_worker(self._start(engine), group=f"start {model}")
+
+    async def _start(self, engine: EngineView) -> None:
+        try:
+            await engine.link.start()
+        except MlxbatchError as error:
+            engine.status = LinkStatus("lost", str(error).partition("\n")[0])
+            self.notify(str(error), severity="error", timeout=15, markup=False)
+        finally:
+            self._starting.discard(engine.link.model)
+            self.wake()
+
+    async def _read(self, engine: EngineView) -> None:
+        async for event in engine.link.events():
+            self.workspace.dispatch(engine, event)
+            self.wake()
+            if isinstance(event, Snapshot) and engine is self.workspace.active_engine:
+                self._show_engine()
+
+    def _show_engine(self) -> None:
+        if isinstance(self.screen, EngineScreen):
+            self.screen.sync()
+
+    # Keeping the screen up to date
+
+    def wake(self) -> None:
+        """Something changed that the next tick must show."""
+        self._dirty = True
+
+    async def tick(self) -> None:
+        """Bring the screen on show up to date, if anything may have changed."""
+        if not (self._dirty or self.workspace.streaming or self.chat_screen.flashing):
+            return
+        self._dirty = False
+        screen = self.screen
+        if isinstance(screen, EngineScreen):
+            screen.sync()
+        else:
+            await self.chat_screen.sync()
+
+    # Screens
+
+    def action_engine(self) -> None:
+        if isinstance(self.screen, EngineScreen):
+            return
+        self.push_screen(
+            EngineScreen(
+                lambda: self.workspace.active_engine,
+                self.keymap,
+                self.workspace.clock,
+                own=lambda: self.workspace.own_requests(self.workspace.active_engine),
+                tabs=self.chat_screen.tab_labels,
+                open_chat=self._open_chat,
+            )
+        )
+
+    def action_chat(self) -> None:
+        if isinstance(self.screen, EngineScreen):
+            self.pop_screen()
+            self.wake()
+
+    def action_help(self) -> None:
+        if not isinstance(self.screen, HelpScreen):
+            self.push_screen(HelpScreen(self.keymap))
+
+    def _open_chat(self, request_key: str) -> None:
+        for index, session in enumerate(self.workspace.sessions):
+            if session.answer and session.link.request_key(session.answer.request_id) == request_key:
+                self.action_chat()
+                self.chat_screen.run(self.chat_screen.select_tab(index))
+                return
+
+    def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
+        """The palette: every slash command that needs no arguments, by its own words."""
+        for command in COMMANDS:
+            if not command.needs_arguments:
+                yield SystemCommand(
+                    command.help[0].upper() + command.help[1:], f"/{command.name}", self._runner_of(command.name)
+                )
+
+    def _runner_of(self, name: str) -> Callable[[], None]:
+        command = next(command for command in COMMANDS if command.name == name)
+
+        def run() -> None:
+            self.action_chat()
+            self.chat_screen.run(self.chat_screen.runner.run(command, ""))
+
+        return run
+
+    async def on_unmount(self) -> None:
+        for engine in self.workspace.engines.values():
+            with contextlib.suppress(MlxbatchError):
+                await engine.link.close()
+        self.workspace.close()

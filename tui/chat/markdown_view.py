@@ -1,0 +1,109 @@
+"""Answers as Markdown that grows while it streams."""
+
+from __future__ import annotations
+
+from markdown_it.token import Token
+from textual import on
+from textual.app import ComposeResult
+from textual.containers import Horizontal
+from textual.content import Content
+from textual.events import Click
+from textual.message import Message
+from textual.widgets import Label, Markdown, Static
+from textual.widgets._markdown import MarkdownStream
+from textual.widgets.markdown import MarkdownFence
+
+from mlxbatch.tui.drawing import printable
+
+
+class CopyButton(Static):
+    """The corner of a code block that copies it."""
+
+    class Pressed(Message):
+        def __init__(self, button: CopyButton) -> None:
+            super().__init__()
+            self.button = button
+
+    def __init__(self) -> None:
+        super().__init__("⧉ copy", classes="fence-copy", markup=False)
+
+    def on_click(self, event: Click) -> None:
+        event.stop()
+        self.post_message(self.Pressed(self))
+
+
+class CodeFence(MarkdownFence):
+    """A code block with its language and a copy button above it.
+
+    Highlighting costs more the longer the block is, so it waits until the block has been closed.
+    """
+
+    class CopyRequested(Message):
+        def __init__(self, code: str) -> None:
+            super().__init__()
+            self.code = code
+
+    def __init__(self, markdown: Markdown, token: Token, code: str) -> None:
+        self.open = isinstance(markdown, AnswerMarkdown) and markdown.streaming and _is_open(token)
+        super().__init__(markdown, token, code)
+
+    def highlight(  # type: ignore[override]  # Textual's is a class method; ours needs to know the block
+        self, code: str, language: str, ansi: bool = False, dark: bool = False
+    ) -> Content:
+        return Content(code) if self.open else MarkdownFence.highlight(code, language, ansi=ansi, dark=dark)
+
+    def compose(self) -> ComposeResult:
+        with Horizontal(classes="fence-head"):
+            yield Label(self.lexer.split(maxsplit=1)[0] if self.lexer else "code", classes="fence-language")
+            yield CopyButton()
+        yield from super().compose()
+
+    @on(CopyButton.Pressed)
+    def _copy(self, event: CopyButton.Pressed) -> None:
+        event.stop()
+        self.post_message(self.CopyRequested(self.code))
+
+    def close(self) -> None:
+        """The answer has ended: highlight even a block whose end never came."""
+        if self.open:
+            self.open = False
+            self.notify_style_update()
+
+
+def _is_open(token: Token) -> bool:
+    """A closed fence maps to two lines more than it holds: the opening and the closing mark."""
+    if token.map is None or token.type != "fence":
+        return False
+    start, end = token.map
+    return end - start < token.content.count("\n") + 2
+
+
+class AnswerMarkdown(Markdown):
+    """Markdown to which text is appended; `show` gives it the whole text as it stands."""
+
+    def __init__(self, text: str, *, streaming: bool) -> None:
+        self.streaming = streaming
+        text = printable(text)
+        super().__init__(text, classes="answer")
+        self.BLOCKS = {**Markdown.BLOCKS, "fence": CodeFence, "code_block": CodeFence}
+        self._shown = len(text)
+        self._stream: MarkdownStream | None = None
+
+    async def show(self, text: str, *, finished: bool) -> None:
+        """Append what is new in `text`; at the end, finish the last block."""
+        text = printable(text)
+        if len(text) > self._shown:
+            if self._stream is None:
+                self._stream = Markdown.get_stream(self)
+            fresh, self._shown = text[self._shown :], len(text)
+            await self._stream.write(fresh)
+        if finished and self.streaming:
+            self.streaming = False
+            if self._stream is not None:
+                await self._stream.stop()
+                self._stream = None
+            for fence in self.query(CodeFence):
+                fence.close()
+
+    def code_blocks(self) -> list[str]:
+        return [fence.code for fence in self.query(CodeFence)]

@@ -1,0 +1,192 @@
+"""One message in the transcript."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from textual.app import ComposeResult
+from textual.containers import Vertical
+from textual.content import Content
+from textual.events import Click
+from textual.message import Message
+from textual.widgets import Static
+
+from mlxbatch.history.records import MessageRecord
+from mlxbatch.tui.canvas import Canvas
+from mlxbatch.tui.chat.answer import Answer
+from mlxbatch.tui.chat.markdown_view import AnswerMarkdown
+from mlxbatch.tui.chat.message_header import header_line, thought_line
+from mlxbatch.tui.drawing import Line, printable
+from mlxbatch.tui.keymap import bindings
+from mlxbatch.tui.numbers import size
+
+
+class HeaderLine(Canvas):
+    """Redrawn whenever its message says so."""
+
+    def __init__(self, view: MessageView) -> None:
+        super().__init__(classes="message-head")
+        self._view = view
+
+    def draw(self, width: int, height: int) -> list[Line]:
+        view = self._view
+        return [header_line(view.message, width, answer=view.answer, version=view.version, focused=view.has_focus)]
+
+
+class ThoughtHead(Canvas):
+    """The line that folds and unfolds the thinking."""
+
+    def __init__(self, view: MessageView) -> None:
+        super().__init__(classes="thought-head")
+        self._view = view
+
+    def draw(self, width: int, height: int) -> list[Line]:
+        view = self._view
+        thinking = view.answer is not None and not view.message.content
+        return [thought_line(view.message, folded=view.folded, thinking=thinking)]
+
+    def on_click(self, event: Click) -> None:
+        event.stop()
+        self._view.action_fold()
+
+
+class MessageView(Vertical, can_focus=True):
+    """Shows a message and keeps up with it while it streams (`sync`). Its keys act on this message."""
+
+    BINDINGS: ClassVar = bindings(
+        "message_copy",
+        "message_copy_code",
+        "message_edit",
+        "message_branch",
+        "message_regenerate",
+        "message_older",
+        "message_newer",
+        "message_fold",
+        "message_up",
+        "message_down",
+    )
+
+    class Command(Message):
+        """The user wants something done with this message: copy, edit, branch, regenerate, up, down,
+        older or newer (version)."""
+
+        def __init__(self, view: MessageView, what: str, text: str = "") -> None:
+            super().__init__()
+            self.view = view
+            self.what = what
+            self.text = text
+
+        @property
+        def control(self) -> MessageView:
+            return self.view
+
+    def __init__(
+        self,
+        message: MessageRecord,
+        *,
+        answer: Answer | None = None,
+        version: tuple[int, int] = (1, 1),
+        newly_dropped: int = 0,
+    ) -> None:
+        super().__init__(classes=f"message -{message.role}")
+        self.message = message
+        self.answer = answer
+        self.version = version
+        self.folded = True
+        self._newly_dropped = newly_dropped
+        self._code_copied = -1
+        self._was_streaming = answer is not None
+
+    @property
+    def body(self) -> AnswerMarkdown | None:
+        return self.query_one(AnswerMarkdown) if self.message.role == "assistant" else None
+
+    def compose(self) -> ComposeResult:
+        if self._newly_dropped:
+            turns = "turn is" if self._newly_dropped == 1 else "turns are"
+            text = f"context full: the {self._newly_dropped} oldest {turns} no longer in the prompt"
+            yield Static(f"┄┄ {text} ┄┄", classes="message-dropped", markup=False)
+        yield HeaderLine(self)
+        if self.message.role == "user":
+            for attachment in self.message.attachments:
+                length = size(len(attachment.text.encode()))
+                yield Static(Content(f"▤ {printable(attachment.name)}  {length}"), classes="message-file")
+            if self.message.content:
+                yield Static(Content(printable(self.message.content)), classes="message-text")
+            return
+        yield ThoughtHead(self)
+        yield Static(classes="thought-text", markup=False)
+        yield AnswerMarkdown(self.message.content, streaming=self.answer is not None)
+        yield Static(classes="message-note", markup=False)
+
+    async def on_mount(self) -> None:
+        await self.sync()
+
+    async def sync(self) -> None:
+        """Show the message as it stands now."""
+        if self.message.role == "user":
+            self.query_one(HeaderLine).redraw()
+            return
+        finished = self.message.status != "streaming"
+        if finished:
+            self.answer = None
+        self._show_thoughts()
+        body = self.query_one(AnswerMarkdown)
+        await body.show(self.message.content, finished=finished)
+        body.display = bool(self.message.content)
+        note = self.query_one(".message-note", Static)
+        note.display = bool(self.message.note)
+        if self.message.note:
+            mark = "✗ " if self.message.status == "error" else "┄ "
+            note.set_class(self.message.status == "error", "-error")
+            note.update(Content(mark + printable(self.message.note)))
+        self.query_one(HeaderLine).redraw()
+
+    def redraw_header(self) -> None:
+        self.query_one(HeaderLine).redraw()
+
+    def _show_thoughts(self) -> None:
+        head, text = self.query_one(ThoughtHead), self.query_one(".thought-text", Static)
+        head.display = bool(self.message.reasoning)
+        text.display = bool(self.message.reasoning) and not self.folded
+        if head.display:
+            head.redraw()
+        if text.display:
+            text.update(Content(printable(self.message.reasoning.strip())))
+
+    def watch_has_focus(self, has_focus: bool) -> None:
+        super().watch_has_focus(has_focus)
+        for header in self.query(HeaderLine):
+            header.redraw()
+
+    def action_copy(self) -> None:
+        self.post_message(self.Command(self, "copy", self.message.content))
+
+    def action_copy_code(self) -> None:
+        body = self.body
+        blocks = body.code_blocks() if body is not None else []
+        if blocks:
+            self._code_copied = (self._code_copied + 1) % len(blocks)
+            self.post_message(self.Command(self, "copy", blocks[self._code_copied]))
+        else:
+            self.notify("there is no code in this message", timeout=2)
+
+    def action_edit(self) -> None:
+        self.post_message(self.Command(self, "edit"))
+
+    def action_branch(self) -> None:
+        self.post_message(self.Command(self, "branch"))
+
+    def action_regenerate(self) -> None:
+        self.post_message(self.Command(self, "regenerate"))
+
+    def action_step_version(self, offset: int) -> None:
+        self.post_message(self.Command(self, "older" if offset < 0 else "newer"))
+
+    def action_move(self, offset: int) -> None:
+        self.post_message(self.Command(self, "up" if offset < 0 else "down"))
+
+    def action_fold(self) -> None:
+        if self.message.reasoning:
+            self.folded = not self.folded
+            self._show_thoughts()

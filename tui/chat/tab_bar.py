@@ -1,0 +1,150 @@
+"""The row of tabs, with a mark for what each is doing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.cells import cell_len
+from textual.events import Click
+from textual.message import Message
+
+from mlxbatch.engine.snapshot import Snapshot
+from mlxbatch.tui.canvas import Canvas
+from mlxbatch.tui.chat.session import TabState
+from mlxbatch.tui.drawing import Line, Piece, clip, printable
+from mlxbatch.tui.engine.pool_panel import pool_shares
+from mlxbatch.tui.verdict import row_cap
+
+# The mark alone tells the state; colour only repeats it.
+STATE_MARKS: dict[TabState, tuple[str, str]] = {
+    "idle": ("", "text"),
+    "waiting": ("○", "warn"),
+    "prefill": ("◐", "prefill"),
+    "thinking": ("◌", "decode"),
+    "decoding": ("●", "decode"),
+    "unseen": ("✓", "good"),
+    "failed": ("✗", "bad"),
+}
+STATE_WORDS: dict[TabState, str] = {
+    "idle": "ready",
+    "waiting": "waiting",
+    "prefill": "reading the prompt",
+    "thinking": "thinking",
+    "decoding": "decoding",
+    "unseen": "ready",
+    "failed": "failed",
+}
+TITLE_CELLS = 20
+COMPACT_BELOW = 100
+
+
+@dataclass(frozen=True, slots=True)
+class TabLabel:
+    title: str
+    state: TabState
+
+
+@dataclass(frozen=True, slots=True)
+class TabBarLine:
+    """The line, and for each tab on it the cells [start, end) that it covers."""
+
+    line: Line
+    spans: dict[int, tuple[int, int]]
+    plus: tuple[int, int]
+
+
+def tab_bar_line(tabs: Sequence[TabLabel], active: int | None, room: int) -> TabBarLine:
+    """As many tabs as fit in `room` cells, the active one always among them; ‹ and › say that there are more.
+
+    `active` None: none of the tabs is on show (the engine screen is).
+    """
+    room -= 6
+    titles = TITLE_CELLS if room > len(tabs) * (TITLE_CELLS + 5) else max(8, room // max(1, len(tabs)) - 6)
+    labels = [_label(index, tab, index == active, titles) for index, tab in enumerate(tabs)]
+    first, last = _window([line.width for line in labels], active or 0, room)
+    bar = Line(("‹" if first else " ", "dim"))
+    spans = {}
+    for index in range(first, last):
+        start = bar.width
+        bar.extend(labels[index].pieces)
+        spans[index] = (start, bar.width)
+    bar.add("›" if last < len(labels) else " ", "dim")
+    plus = (bar.width, bar.width + 3)
+    bar.add(" + ", "dim")
+    return TabBarLine(bar, spans, plus)
+
+
+def _label(index: int, tab: TabLabel, active: bool, cells: int) -> Line:
+    mark, role = STATE_MARKS[tab.state]
+    title = printable(tab.title)
+    text = clip(title, min(cells, cell_len(title)))
+    line = Line((f" {index + 1} {text} ", "cursor" if active else "dim"))
+    if mark:
+        line.add(mark, role).add(" ")
+    return line
+
+
+def _window(widths: Sequence[int], active: int, room: int) -> tuple[int, int]:
+    """The longest run of tabs around the active one that fits in `room` cells."""
+    first, last, used = active, active + 1, widths[active] if widths else 0
+    while True:
+        if last < len(widths) and used + widths[last] <= room:
+            used += widths[last]
+            last += 1
+        elif first > 0 and used + widths[first - 1] <= room:
+            first -= 1
+            used += widths[first]
+        else:
+            return first, min(last, len(widths))
+
+
+def batch_gauge(snapshot: Snapshot) -> list[Piece]:
+    """3/8 ▰▰▰▱▱▱▱▱  KV 25%+20%: the side bar in one line, for narrow terminals."""
+    rows, cap = len(snapshot.slots), row_cap(snapshot)
+    cells = min(8, cap) or 1
+    full = min(cells, -(-rows * cells // cap)) if cap else 0
+    used, cached = (share.replace(" ", "") for share in pool_shares(snapshot))
+    return [
+        (f"{rows}/{cap} ", "text"),
+        ("▰" * full, "decode"),
+        ("▱" * (cells - full), "faint"),
+        (f"  KV {used}+{cached} ", "dim"),
+    ]
+
+
+class TabBar(Canvas):
+    """The tabs and a rule below them."""
+
+    class Selected(Message):
+        """A tab was clicked; None is the plus sign."""
+
+        def __init__(self, index: int | None) -> None:
+            super().__init__()
+            self.index = index
+
+    def __init__(self) -> None:
+        super().__init__(id="tab-bar")
+        self._tabs: Sequence[TabLabel] = ()
+        self._active: int | None = 0
+        self._right: Sequence[Piece] = ()
+        self._drawn: TabBarLine | None = None
+
+    def show(self, tabs: Sequence[TabLabel], active: int | None, right: Sequence[Piece]) -> None:
+        self._tabs, self._active, self._right = tabs, active, right
+        self.redraw()
+
+    def draw(self, width: int, height: int) -> list[Line]:
+        right_width = sum(cell_len(text) for text, _ in self._right)
+        self._drawn = tab_bar_line(self._tabs, self._active, width - right_width)
+        return [self._drawn.line.right(self._right, width), Line().fit(width, "─", "frame")]
+
+    def on_click(self, event: Click) -> None:
+        if self._drawn is None or event.y != 0:
+            return
+        for index, (start, end) in self._drawn.spans.items():
+            if start <= event.x < end:
+                self.post_message(self.Selected(index))
+                return
+        if self._drawn.plus[0] <= event.x < self._drawn.plus[1]:
+            self.post_message(self.Selected(None))

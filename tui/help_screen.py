@@ -1,0 +1,93 @@
+"""Every key and command on one page."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding
+from textual.containers import VerticalScroll
+from textual.screen import ModalScreen
+
+from mlxbatch.tui.canvas import Canvas
+from mlxbatch.tui.chat.commands import COMMANDS
+from mlxbatch.tui.chat.tab_bar import STATE_MARKS
+from mlxbatch.tui.drawing import Line
+from mlxbatch.tui.keymap import ACTIONS, Keymap
+from mlxbatch.tui.verdict import EXPLANATIONS
+
+_MARK_MEANINGS = {
+    "waiting": "waiting for a row",
+    "prefill": "reading the prompt",
+    "thinking": "thinking",
+    "decoding": "answering",
+    "unseen": "done, not looked at yet",
+    "failed": "failed",
+}
+
+
+def help_lines(keymap: Keymap, width: int) -> list[Line]:
+    """Keys by place, commands, and what marks and verdicts mean."""
+    lines: list[Line] = []
+
+    def section(title: str) -> None:
+        if lines:
+            lines.append(Line())
+        lines.append(Line((title, "title")))
+
+    def row(left: str, right: str, role: str = "key", column: int = 16) -> None:
+        lines.append(Line((f"  {left:<{column}}", role), (right, "text")))
+
+    for group in dict.fromkeys(action.group for action in ACTIONS):
+        section(group)
+        for action in ACTIONS:
+            if action.group == group:
+                row(keymap.label(action.id, every=True), action.label)
+        if group == ACTIONS[-1].group:
+            row("1-9", "follow that slot")
+    lines.append(Line())
+    lines.append(Line(("  Shift+Enter is Enter on terminals without the kitty protocol;", "dim")))
+    lines.append(Line((f"  {keymap.label('newline')} breaks the line everywhere.", "dim")))
+    section("Commands (type / in the message)")
+    for command in COMMANDS:
+        row(f"/{command.name} {command.usage}".rstrip(), command.help, column=24)
+    section("Marks on tabs")
+    for state, meaning in _MARK_MEANINGS.items():
+        mark, role = STATE_MARKS[state]  # type: ignore[index]
+        lines.append(Line((f"  {mark:<16}", role), (meaning, "text")))
+    section("What limits the engine")
+    for name, meaning in EXPLANATIONS.items():
+        row(name, meaning)
+    section("Files")
+    row("config.toml", "[chat] theme, system, sampling; [chat.keymap] other keys", role="text")
+    return [line.fit(width) if line.width > width else line for line in lines]
+
+
+class HelpText(Canvas):
+    def __init__(self, keymap: Keymap) -> None:
+        super().__init__()
+        self._keymap = keymap
+        self.styles.height = len(help_lines(keymap, 200))
+
+    def draw(self, width: int, height: int) -> list[Line]:
+        return help_lines(self._keymap, width)
+
+
+class HelpScreen(ModalScreen[None]):
+    BINDINGS: ClassVar = [Binding("escape,f1,q,enter", "close", show=False)]
+
+    def __init__(self, keymap: Keymap) -> None:
+        super().__init__()
+        self._keymap = keymap
+
+    def compose(self) -> ComposeResult:
+        with VerticalScroll(classes="dialog help") as dialog:
+            dialog.border_title = "help"
+            dialog.border_subtitle = "↑↓ PgUp PgDn scroll · Esc back"
+            yield HelpText(self._keymap)
+
+    def on_mount(self) -> None:
+        self.query_one(VerticalScroll).focus()
+
+    def action_close(self) -> None:
+        self.dismiss(None)
