@@ -29,7 +29,8 @@ class LocalEngine:
     """Loads a model and serves it; all of MLX's work happens on the thread that calls it.
 
     `progress` is told what is being loaded. `reserved_elsewhere` is bytes that other engines on this machine hold.
-    `trace` keeps every step for write_trace(). `loaded` is a model that is in memory already. Raises ModelError or UsageError if the model cannot be run.
+    `trace` keeps every step for write_trace(). `loaded` is a model that is in memory already.
+    Raises ModelError or UsageError if the model cannot be run.
     """
 
     def __init__(

@@ -7,17 +7,12 @@ import random
 
 import pytest
 import tiny_models
+from engine_run import run_engine, small_pool
+from greedy_oracle import Comparison, OracleAnswer, greedy
 
-from mlxbatch.execution.backend import prepare_backend
-
-prepare_backend()
-
-from engine_run import run_engine  # noqa: E402
-from greedy_oracle import Comparison, OracleAnswer, greedy  # noqa: E402
-
-from mlxbatch.models import load  # noqa: E402
-from mlxbatch.models.loaded import LoadedModel  # noqa: E402
-from mlxbatch.request import SamplingParams  # noqa: E402
+from mlxbatch.models import load
+from mlxbatch.models.loaded import LoadedModel
+from mlxbatch.request import SamplingParams
 
 FAMILIES = ("llama", "qwen3", "mistral", "mixtral", "gemma3_text")
 LENGTHS = (1, 3, 7, 8, 9, 15, 16, 17, 30, 33, 47, 64, 65, 90)
@@ -68,18 +63,12 @@ def test_tokens_equal_mlx_lm(tiny, family, settings):
 def test_tokens_survive_preemption(tiny, family, prefix):
     loaded, prompts, oracle = tiny(family)
     settings = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "block_size": 8, "prefix_caching": prefix}
-    from mlxbatch.config import EngineConfig
-    from mlxbatch.engine.local import LocalEngine
-
-    probe = LocalEngine(EngineConfig(model=loaded.name, **settings), loaded=loaded)
-    per_block = [group.bytes_per_block for group in probe.core.scheduler.kv.specs]
-    probe.close()
-    blocks = 18  # the longest request takes 13
+    longest = max(len(prompt) for prompt in prompts) + NEW_TOKENS
     outputs, stats = run_engine(
         loaded,
         prompts,
         SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True),
-        kv_memory=blocks * sum(per_block),
+        kv_memory=small_pool(loaded, longest, **settings),
         **settings,
     )
     assert stats["preemptions"], "the pool must be too small for this test to mean something"

@@ -33,3 +33,11 @@ def run_engine(
     stats = engine.stats()
     engine.close()
     return outputs, stats
+
+
+def small_pool(loaded: LoadedModel, longest: int, **settings: Any) -> int:
+    """Bytes of KV memory that hold one sequence of `longest` tokens and half of another: rows get preempted."""
+    engine = LocalEngine(EngineConfig(model=loaded.name, **settings), loaded=loaded)
+    per_block = sum(group.bytes_per_block for group in engine.core.scheduler.kv.specs)
+    engine.close()
+    return (longest * 3 // 2 // int(settings["block_size"]) + 2) * per_block
