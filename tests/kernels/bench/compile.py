@@ -38,7 +38,9 @@ LANGUAGE = (
     "-Xclang -cl-ext=-cl_khr_fp64,-__opencl_c_fp64,-__opencl_c_device_enqueue,"
     "-__opencl_c_program_scope_global_variables "
     "-Wno-unknown-attributes -Wno-ignored-attributes -fno-color-diagnostics "
-    "-ffp-contract=off -fno-math-errno -fno-builtin -fno-omit-frame-pointer -gline-tables-only -gdwarf-4"
+    "-O1 -ffp-contract=off -fno-math-errno -fno-builtin -fno-omit-frame-pointer -gline-tables-only -gdwarf-4 "
+    # Else a vector load whose components are all used becomes one load of each, and is counted so.
+    "-mllvm -disable-vector-combine"
 )
 CHECKS = (
     "-fsanitize=thread -mllvm -tsan-instrument-func-entry-exit=0 -mllvm -tsan-instrument-read-before-write=1 "
@@ -129,19 +131,22 @@ class Compiler:
                 made.rename(target)
         return target
 
-    def _flags(self, optimise: str, checked: bool) -> list[str]:
+    def _flags(self, checked: bool) -> list[str]:
         includes = [f"-I{path}" for path in (SHIM, self._headers(), self._mlx)]
-        return [*self._language, optimise, *includes, *(CHECKS.split() if checked else ())]
+        return [*self._language, *includes, *(CHECKS.split() if checked else ())]
 
     # -- kernels ----------------------------------------------------------------------------------
 
-    def kernel(self, name: str, signature: Signature, checked: bool, optimise: str = "-O1") -> Path:
-        """The shared library of a kernel. Raises SourceRejected with clang's words about the Metal source."""
-        flags = self._flags(optimise, checked)
+    def library(self, name: str, signature: Signature, checked: bool) -> Path:
+        """Where the shared library of a kernel is, or will be."""
+        lint = (HERE / "lint.py").read_text() if checked else ""
+        return self.cache / f"kernel-{self._key(translate(name, signature), lint, *self._flags(checked))}.so"
+
+    def build(self, name: str, signature: Signature, checked: bool) -> Path:
+        """Compiles a kernel. Raises SourceRejected with clang's words about the Metal source."""
+        flags = self._flags(checked)
         text = translate(name, signature)
-        target = self.cache / f"kernel-{self._key(text, *flags)}.so"
-        if target.exists():
-            return target
+        target = self.library(name, signature, checked)
         source = target.with_suffix(f".{os.getpid()}.{threading.get_ident()}.cl")
         source.write_text(text)
         made = source.with_suffix(".o")
@@ -155,7 +160,7 @@ class Compiler:
 
     def syntax_tree(self, name: str, signature: Signature) -> str:
         """clang's dump of the kernel's declarations, for lint.py."""
-        flags = self._flags("-O0", False)
+        flags = self._flags(True)
         source = self.cache / f"tree.{os.getpid()}.{threading.get_ident()}.cl"
         source.write_text(translate(name, signature))
         prelude = str(self._precompiled(flags))

@@ -219,13 +219,15 @@ class MetalKernel:
         return self._signatures[key]
 
     def _library(self, made: Signature, options: Options) -> Path:
-        # Optimised code splits a 16-byte load in two, and each would count the line that both touch.
-        optimise = "-O0" if options.count else "-O1"
-        key = (made, options.checked, optimise)
+        key = (made, options.checked)
         if key not in self._libraries:
-            if options.checked:
-                check(self.bench.compiler, self.name, made, self.input_names)
-            self._libraries[key] = self.bench.compiler.kernel(self.name, made, options.checked, optimise)
+            compiler = self.bench.compiler
+            library = compiler.library(self.name, made, options.checked)
+            if not library.exists():
+                if options.checked:
+                    check(compiler, self.name, made)
+                compiler.build(self.name, made, options.checked)
+            self._libraries[key] = library
         return self._libraries[key]
 
     def _buffers(

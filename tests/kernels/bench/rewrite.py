@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from functools import lru_cache
 from itertools import count
 
 from .tokens import CLOSING, Token, closing, closing_angle, lex, neighbour, text_of
 
 
+@lru_cache(maxsize=256)
 def rewrite(source: str) -> str:
     """`source` without attributes, with threadgroup variables in the runtime's memory; see each step below."""
     # A pointer variable in thread memory may say so in Metal: "thread const device T* p".
@@ -43,7 +46,7 @@ def _place_threadgroup_variables(tokens: list[Token]) -> list[Token]:
     keys = count(1)
     i = 0
     while i < len(tokens):
-        declaration = _threadgroup_declaration(tokens, i) if tokens[i].text == "threadgroup" else None
+        declaration = threadgroup_declaration(tokens, i) if tokens[i].text == "threadgroup" else None
         if declaration is None:
             out.append(tokens[i])
             i += 1
@@ -63,7 +66,7 @@ def _place_threadgroup_variables(tokens: list[Token]) -> list[Token]:
     return out
 
 
-def _threadgroup_declaration(tokens: list[Token], i: int) -> tuple[int, str, list[tuple[str, str]]] | None:
+def threadgroup_declaration(tokens: Sequence[Token], i: int) -> tuple[int, str, list[tuple[str, str]]] | None:
     """(index of the ;, type, [(name, dimensions)]) of the variable declaration at i; None if it is none,
     for example the declaration of a pointer or of a parameter."""
     before = neighbour(tokens, i, -1)

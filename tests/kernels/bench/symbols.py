@@ -23,7 +23,7 @@ class Location:
         return f"{self.file}:{self.line}"
 
 
-def _own_file(file: str) -> bool:
+def own_file(file: str) -> bool:
     """True for the bench's and MLX's library code, whose frames are left out."""
     return (
         file.startswith(str(SHIM))
@@ -71,7 +71,7 @@ class Symbols:
                 if die.tag == "DW_TAG_inlined_subroutine":
                     file = names.get(die.attributes["DW_AT_call_file"].value, "?")
                     found.append(Location(file, die.attributes["DW_AT_call_line"].value))
-            return [place for place in found if place.line and not _own_file(place.file)]
+            return [place for place in found if place.line and not own_file(place.file)]
         return []
 
     def _path(self, die: Any, address: int) -> list[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .errors import SourceRejected
@@ -37,7 +38,7 @@ def text_of(tokens: list[Token]) -> str:
     return "".join(token.text for token in tokens)
 
 
-def neighbour(tokens: list[Token], i: int, step: int = 1) -> int:
+def neighbour(tokens: Sequence[Token], i: int, step: int = 1) -> int:
     """Index of the next (or previous) token that is neither space nor a directive; may fall off the end."""
     i += step
     while 0 <= i < len(tokens) and tokens[i].blank:
@@ -45,7 +46,7 @@ def neighbour(tokens: list[Token], i: int, step: int = 1) -> int:
     return i
 
 
-def closing(tokens: list[Token], i: int) -> int:
+def closing(tokens: Sequence[Token], i: int) -> int:
     """Index of the bracket that closes the one at i."""
     opened, depth = tokens[i].text, 0
     for j in range(i, len(tokens)):

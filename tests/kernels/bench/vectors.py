@@ -88,11 +88,10 @@ template<typename T> struct __attribute__((aligned(sizeof(T)*{4 if n == 3 else n
   typedef typename bench::native<T>::type native __attribute__((ext_vector_type({n})));
   union {{ struct {{ T {",".join(NAMES[:n])}; }}; T v[{n}]; native whole; }};
   vec() = default;
-  template<int = 0> constexpr vec(const __constant vec& o) : {_each(n, "$(o.$)")} {{}}
-  template<int = 0> vec(const __global vec& o) : whole(o.whole) {{}}
-  template<int = 0> vec(const __local vec& o) : whole(o.whole) {{}}
-  template<int = 0> __global vec& operator=(vec o) __global {{ whole = o.whole; return *this; }}
-  template<int = 0> __local vec& operator=(vec o) __local {{ whole = o.whole; return *this; }}
+  constexpr vec(const __private vec& o) : {_each(n, "$(o.$)")} {{}}
+  constexpr vec(const __constant vec& o) : {_each(n, "$(o.$)")} {{}}
+  vec(const vec& o) : whole(o.whole) {{}}
+  vec& operator=(const vec& o) {{ whole = o.whole; return *this; }}
   template<typename S, typename = bench::enable_if_t<bench::is_scalar_v<S>>>
   constexpr vec(S s) : {_each(n, "$(T(s))")} {{}}
   template<typename U, typename = bench::enable_if_t<!bench::is_same_v<U,T>>>

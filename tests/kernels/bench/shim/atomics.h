@@ -11,9 +11,15 @@ using atomic_bool = atomic<bool>;
 using atomic_float = atomic<float>;
 using atomic_ulong = atomic<ulong>;
 
-#define BENCH_FETCH(space, name, expression)                                                     \
+// What Metal has: everything for 32-bit integers, add and sub for float.
+template <typename T> inline constexpr __constant bool atomic_integer_v = is_same_v<T, int> || is_same_v<T, uint>;
+template <typename T> inline constexpr __constant bool atomic_number_v = atomic_integer_v<T> || is_same_v<T, float>;
+template <typename T> inline constexpr __constant bool atomic_value_v = atomic_number_v<T> || is_same_v<T, bool>;
+
+#define BENCH_FETCH(space, name, allowed, expression)                                            \
   template <typename T>                                                                          \
   BENCH_ATOMIC T atomic_fetch_##name##_explicit(volatile space atomic<T>* p, T x, memory_order) { \
+    static_assert(allowed<T>, "atomic_fetch_" #name ": type not supported by Metal");            \
     bench_atomic(p, sizeof(T), 1);                                                               \
     T old = p->v;                                                                                \
     p->v = expression;                                                                           \
@@ -21,10 +27,12 @@ using atomic_ulong = atomic<ulong>;
   }
 #define BENCH_ATOMICS(space)                                                                     \
   template <typename T> BENCH_ATOMIC T atomic_load_explicit(const volatile space atomic<T>* p, memory_order) { \
+    static_assert(atomic_value_v<T>, "atomic_load: type not supported by Metal");                \
     bench_atomic(p, sizeof(T), 0);                                                               \
     return p->v;                                                                                 \
   }                                                                                              \
   template <typename T> BENCH_ATOMIC void atomic_store_explicit(volatile space atomic<T>* p, T x, memory_order) { \
+    static_assert(atomic_value_v<T>, "atomic_store: type not supported by Metal");               \
     bench_atomic(p, sizeof(T), 1);                                                               \
     p->v = x;                                                                                    \
   }                                                                                              \
@@ -37,10 +45,15 @@ using atomic_ulong = atomic<ulong>;
     *expected = old;                                                                             \
     return false;                                                                                \
   }                                                                                              \
-  BENCH_FETCH(space, add, old + x) BENCH_FETCH(space, sub, old - x)                              \
-  BENCH_FETCH(space, max, old < x ? x : old) BENCH_FETCH(space, min, x < old ? x : old)          \
-  BENCH_FETCH(space, and, old & x) BENCH_FETCH(space, or, old | x) BENCH_FETCH(space, xor, old ^ x) \
+  BENCH_FETCH(space, add, atomic_number_v, old + x)                                              \
+  BENCH_FETCH(space, sub, atomic_number_v, old - x)                                              \
+  BENCH_FETCH(space, max, atomic_integer_v, old < x ? x : old)                                   \
+  BENCH_FETCH(space, min, atomic_integer_v, x < old ? x : old)                                   \
+  BENCH_FETCH(space, and, atomic_integer_v, old & x)                                             \
+  BENCH_FETCH(space, or, atomic_integer_v, old | x)                                              \
+  BENCH_FETCH(space, xor, atomic_integer_v, old ^ x)                                             \
   template <typename T> BENCH_ATOMIC T atomic_exchange_explicit(volatile space atomic<T>* p, T x, memory_order) { \
+    static_assert(atomic_value_v<T>, "atomic_exchange: type not supported by Metal");            \
     bench_atomic(p, sizeof(T), 1);                                                               \
     T old = p->v;                                                                                \
     p->v = x;                                                                                    \

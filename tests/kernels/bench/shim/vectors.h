@@ -7,8 +7,8 @@ template <typename T, int N> struct vec;
 }
 
 namespace bench {
-// The scalar of the native vector that stands for a vec in memory: it is loaded and stored in one access, as on a GPU,
-// where the optimiser would make one of each component.
+// The scalar of the native vector that stands for a vec in memory, so that it is loaded and stored in one access, as on
+// a GPU. Copied component by component, it would be counted as several.
 template <typename T> struct native { typedef T type; };
 template <> struct native<bfloat> { typedef ushort type; };
 template <> struct native<bool> { typedef uchar type; };
@@ -120,7 +120,9 @@ struct os_log {
 
 template <typename T, typename U> METAL_FUNC constexpr T as_type(U x) {
   static_assert(sizeof(T) == sizeof(U), "as_type: sizes differ");
-  return __builtin_bit_cast(T, x);
+  T r;
+  __builtin_memcpy_inline(&r, &x, sizeof(T));
+  return r;
 }
 namespace metal { using ::as_type; }
 

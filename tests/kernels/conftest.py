@@ -1,0 +1,24 @@
+"""One checked bench for all kernel tests; on a Mac there is none, and the kernels run on the GPU itself."""
+
+import sys
+from collections.abc import Iterator
+
+import pytest
+from bench import Bench
+
+
+@pytest.fixture(scope="session")
+def shared_bench() -> Iterator[Bench]:
+    if sys.platform == "darwin":
+        pytest.skip("the CPU bench for Metal kernels runs on Linux only; on a Mac they run on the GPU itself")
+    bench = Bench()
+    yield bench
+    bench.close()
+
+
+@pytest.fixture
+def bench(shared_bench: Bench) -> Iterator[Bench]:
+    """The shared bench with its options as they were before the test."""
+    options = shared_bench.options
+    yield shared_bench
+    shared_bench.options = options
