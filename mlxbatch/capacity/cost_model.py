@@ -17,7 +17,7 @@ class StepTimes(Protocol):
     """Where times come from: a Roofline or a MeasuredCurve. `context` is the mean of the decode rows."""
 
     def seconds(
-        self, rows: int, prefill_tokens: int = 0, context: float = 0.0, *, prefill_start: float = 0.0
+        self, rows: int, prefill_tokens: int = 0, context: float = 0.0, *, prefill_context: float | None = None
     ) -> float: ...
 
 
@@ -63,18 +63,18 @@ class StepCostModel:
         return self.mixed_drift if prefill_tokens else self.decode_drift
 
     def predict(
-        self, rows: int, prefill_tokens: int = 0, context: float = 0.0, *, prefill_start: float = 0.0
+        self, rows: int, prefill_tokens: int = 0, context: float = 0.0, *, prefill_context: float | None = None
     ) -> float:
         """Seconds of a step of `rows` decode rows at `context` cached tokens on average, beside
-        `prefill_tokens` tokens of chunks behind `prefill_start` cached ones."""
-        seconds = self.times.seconds(rows, prefill_tokens, context, prefill_start=prefill_start)
+        `prefill_tokens` tokens of chunks that see `prefill_context` tokens each on average."""
+        seconds = self.times.seconds(rows, prefill_tokens, context, prefill_context=prefill_context)
         return seconds * self._drift(prefill_tokens).factor
 
     def observe(
-        self, rows: int, prefill_tokens: int, context: float, seconds: float, *, prefill_start: float = 0.0
+        self, rows: int, prefill_tokens: int, context: float, seconds: float, *, prefill_context: float | None = None
     ) -> None:
         """A step took `seconds`. Steps of a warming engine (compilation) should not be passed in."""
-        predicted = self.times.seconds(rows, prefill_tokens, context, prefill_start=prefill_start)
+        predicted = self.times.seconds(rows, prefill_tokens, context, prefill_context=prefill_context)
         self._drift(prefill_tokens).observe(predicted, seconds)
 
     def prefill_budget(

@@ -71,10 +71,11 @@ def _between(xs: Sequence[float], ys: Sequence[float], x: float) -> float:
 class MeasuredTimes:
     """Times of any step from a curve's points:
 
-        time(rows, n, context, start) = matrices(rows + n) + rows x context x a + n x start x b
+        time(rows, n, context, seen) = matrices(rows + n) + rows x context x a + n x (seen - n / 2) x b
 
-    with a and b by least squares over the longer contexts. Where decode rows end, chunks take over: to the
-    matrices a chunk of n tokens is n rows.
+    with a and b by least squares over the longer contexts; the attention of a chunk to itself, seen = n / 2, is
+    part of its measured time. Where decode rows end, chunks take over: to the matrices a chunk of n tokens is
+    n rows.
     """
 
     def __init__(self, curve: MeasuredCurve) -> None:
@@ -93,14 +94,15 @@ class MeasuredTimes:
         self._seconds = [matrices[n] for n in self._tokens]
 
     def seconds(
-        self, rows: int, prefill_tokens: int = 0, context: float = 0.0, *, prefill_start: float = 0.0
+        self, rows: int, prefill_tokens: int = 0, context: float = 0.0, *, prefill_context: float | None = None
     ) -> float:
-        """The time of a step; `context` is the mean of the decode rows."""
+        """The time of a step; `context` is the mean of the decode rows, `prefill_context` as for a Roofline."""
         tokens = rows + prefill_tokens
         if tokens == 0:
             return 0.0
+        seen = prefill_tokens / 2 if prefill_context is None else prefill_context
         return (
             _between(self._tokens, self._seconds, tokens)
             + self._attention * rows * context
-            + self._chunk_attention * prefill_tokens * prefill_start
+            + self._chunk_attention * prefill_tokens * (seen - prefill_tokens / 2)
         )

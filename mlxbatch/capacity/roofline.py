@@ -170,12 +170,12 @@ class Roofline:
             seconds += count * max(read, seen * attention.flops_per_pair / rate)
         return seconds
 
-    def prefill_attention_seconds(self, tokens: int, start: float) -> float:
-        """Attention of a chunk of `tokens` tokens whose first position is `start`."""
+    def prefill_attention_seconds(self, tokens: int, seen: float) -> float:
+        """Attention of `tokens` tokens of chunks that see `seen` tokens each on average, windows not counted."""
         rate = self.chip.matmul_flops * self.efficiency.matmul
         seconds = 2.0 * self._state_bytes / self._read_rate if tokens else 0.0
         for attention, count in self._attention.items():
-            pairs = tokens * attention.visible(start + tokens / 2)
+            pairs = tokens * attention.visible(seen)
             seconds += count * pairs * attention.flops_per_pair / rate
         return seconds
 
@@ -187,20 +187,23 @@ class Roofline:
         prefill_tokens: int = 0,
         context: float = 0.0,
         *,
-        prefill_start: float = 0.0,
+        prefill_context: float | None = None,
         heads: int = -1,
     ) -> float:
         """One step of `rows` decode rows at `context` cached tokens each, beside `prefill_tokens` of chunks.
 
-        `heads` is the number of sampled rows; by default the decode rows, and one for the chunks.
+        `prefill_context` is how many tokens a chunk's token sees on average: start + length / 2 of its chunk (by
+        default one chunk from position 0). `heads` is the number of sampled rows; by default the decode rows, and
+        one for the chunks.
         """
         tokens = rows + prefill_tokens
         if tokens == 0:
             return 0.0
         sampled = rows + (1 if prefill_tokens else 0) if heads < 0 else heads
+        seen = prefill_tokens / 2 if prefill_context is None else prefill_context
         return (
             self.matrix_seconds(tokens)
             + self.head_seconds(sampled)
             + rows * self.decode_attention_seconds(context)
-            + self.prefill_attention_seconds(prefill_tokens, prefill_start)
+            + self.prefill_attention_seconds(prefill_tokens, seen)
         )

@@ -35,7 +35,7 @@ def test_between_and_beyond_measured_points() -> None:
     assert times.seconds(3, 0, 200) == pytest.approx(0.1 + 0.03 + 1e-6 * 3 * 200, rel=1e-6)
     assert times.seconds(16, 0, 5000) == pytest.approx(0.26 + 1e-6 * 16 * 5000, rel=1e-6)
     assert times.seconds(20, 44, 1000) == pytest.approx(0.1 + 0.64 + 1e-6 * 20 * 1000, rel=1e-6)
-    assert times.seconds(0, 300, prefill_start=700) == pytest.approx(3.1 + 2e-6 * 300 * 700, rel=1e-6)
+    assert times.seconds(0, 300, prefill_context=850) == pytest.approx(3.1 + 2e-6 * 300 * 700, rel=1e-6)
     assert times.seconds(600) == pytest.approx(6.1, rel=1e-6)
     assert times.seconds(0) == 0.0
 

@@ -91,7 +91,7 @@ def test_attention_grows_with_context_and_a_window_ends_it() -> None:
     gemma = roofline(model="gemma-3-27b")
     full = gemma.decode_attention_seconds(65_536) / gemma.decode_attention_seconds(32_768)
     assert full < 2.0
-    assert roofline(model="gpt-oss-20b").seconds(1, 512, 0, prefill_start=4096) > roofline(
+    assert roofline(model="gpt-oss-20b").seconds(1, 512, 0, prefill_context=4352) > roofline(
         model="gpt-oss-20b"
     ).seconds(1, 512)
 
