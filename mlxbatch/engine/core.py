@@ -108,15 +108,14 @@ class EngineCore:
 
     def step(self) -> list[OutputDelta]:
         """Run until something was committed, or nothing is left. At most one step is read."""
-        while True:
-            deltas, self._unread = self._unread, []
-            if deltas:
-                return deltas
+        deltas, self._unread = self._unread, []
+        while not deltas and self._open:
             progressed, deltas = self._iterate()
-            if not self._open:
-                self._settle()
-            if deltas or not progressed or not self._open:
-                return deltas
+            if not progressed:
+                break
+        if not self._open:
+            self._settle()
+        return deltas
 
     def _iterate(self) -> tuple[bool, list[OutputDelta]]:
         plan = self.scheduler.plan(self.clock())
