@@ -8,7 +8,7 @@ from mlxbatch.execution.attention.layout import AttentionSpec, ChunkLayout, Deco
 from mlxbatch.execution.attention.metal_decode import DecodeKernels
 from mlxbatch.execution.attention.metal_latent import LatentKernels
 from mlxbatch.execution.attention.metal_prefill import PrefillKernel
-from mlxbatch.execution.attention.metal_source import KernelFactory
+from mlxbatch.execution.attention.metal_source import KernelFactory, mlx_kernel_factory
 from mlxbatch.execution.attention.metal_work import CHUNK_TOKENS, Constants
 
 FUSED_HEAD_DIMS = (64, 80, 128)  # of MLX's own fused prefill attention
@@ -29,7 +29,7 @@ class MetalAttention:
         flops_per_second: float = 1e12,
         own_prefill: bool = False,
     ) -> None:
-        factory = kernel_factory or mx.fast.metal_kernel
+        factory = kernel_factory or mlx_kernel_factory()
         constants = Constants()
         self._decode = DecodeKernels(factory, constants, chunk_tokens)
         self._prefill = PrefillKernel(factory, constants, flops_per_second)

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
+
+import mlx.core as mx
 
 from mlxbatch.errors import EngineError
 
@@ -35,6 +37,10 @@ class KernelFactory(Protocol):
     def __call__(
         self, *, name: str, input_names: Sequence[str], output_names: Sequence[str], source: str, header: str
     ) -> Kernel: ...
+
+
+def mlx_kernel_factory() -> KernelFactory:
+    return cast(KernelFactory, mx.fast.metal_kernel)
 
 
 @dataclass(frozen=True, slots=True)
