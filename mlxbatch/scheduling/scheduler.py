@@ -14,18 +14,17 @@ is fixed, because each part relies on the one before it:
 from __future__ import annotations
 
 import bisect
-import itertools
 from collections.abc import Iterable
 from typing import NamedTuple
 
 from mlxbatch.errors import RequestError
-from mlxbatch.request import Request, TokenLogprob
+from mlxbatch.request import Priority, Request, TokenLogprob
 from mlxbatch.scheduling.admission import Admission, PrefixHit
-from mlxbatch.scheduling.budget import PrefillBudget, WholeStep
+from mlxbatch.scheduling.budget import PrefillBudget, StepLoad, WholeStep
 from mlxbatch.scheduling.builder import StepBuilder
 from mlxbatch.scheduling.groups import KVMemory
 from mlxbatch.scheduling.plan import StepPlan, StepResult
-from mlxbatch.scheduling.policy import FirstComeFirstServed, Policy, WaitingQueue
+from mlxbatch.scheduling.policy import FirstComeFirstServed, Policy, WaitingQueue, service_class
 from mlxbatch.scheduling.sequence import Sequence, Status
 from mlxbatch.scheduling.slots import SlotPool
 
@@ -306,7 +305,8 @@ class Scheduler:
         budget = self.max_num_batched_tokens
         budget -= sum(1 if seq.is_decoding else seq.num_to_compute for seq in self.running)
         deferred = 0
-        for seq in list(itertools.islice(self.waiting, MAX_LOOK_AHEAD)):
+        turn = self.waiting.batch_turn
+        for seq in self.waiting.candidates(MAX_LOOK_AHEAD):
             if budget <= 0:
                 admission.waits("the step's token budget is spent on earlier prompts")
                 return
@@ -314,6 +314,8 @@ class Scheduler:
                 continue
             if not self.slots.num_free and not self._preempt_batch_for(seq, builder):
                 admission.waits("no free slot")
+                if seq is turn:
+                    continue  # the next free slot is its; an interactive request may still take a batch row's
                 return
             hit = self.kv.find_prefix(seq.prompt_hashes, seq.token_ids)
             if admission.prefix_is_being_computed(seq, hit, self.running):
@@ -330,7 +332,7 @@ class Scheduler:
             budget -= seq.num_to_compute
 
     def _start(self, seq: Sequence, hit: PrefixHit, now: float) -> None:
-        self.waiting.remove(seq)
+        self.waiting.admit(seq)
         kv = self.kv.open(seq.seq_id)
         cached = self.kv.take_prefix(kv, hit, list(seq.prompt_hashes[: len(hit[0]) if hit else 0]))
         seq.start(self.slots.allocate(), kv, cached, now)
@@ -343,9 +345,9 @@ class Scheduler:
 
     def _preempt_batch_for(self, seq: Sequence, builder: StepBuilder) -> bool:
         """Make room for an interactive sequence: the newest batch row goes. False if there is none."""
-        if not seq.interactive:
+        if service_class(seq) is not Priority.INTERACTIVE:
             return False
-        victim = next((s for s in reversed(self.running) if not s.interactive), None)
+        victim = next((s for s in reversed(self.running) if service_class(s) is Priority.BATCH), None)
         if victim is None:
             return False
         self._preempt(victim, builder, "an interactive request needs its place")
@@ -390,14 +392,18 @@ class Scheduler:
                 builder.decodes.append(seq)
 
     def _choose_chunks(self, builder: StepBuilder, now: float) -> None:
-        if len(builder.decodes) == len(self.running):
-            return
-        prompts = [seq for seq in self.running if not seq.is_decoding]
-        if not prompts:
-            return
-        context = sum(seq.num_computed for seq in builder.decodes)
+        prompts: list[Sequence] = []
+        if len(builder.decodes) < len(self.running):
+            prompts = [seq for seq in self.running if not seq.is_decoding]
         available = self.max_num_batched_tokens - len(builder.decodes)
-        grant = self.prefill_budget.grant(len(builder.decodes), context, available)
+        load = StepLoad(
+            num_decode=len(builder.decodes),
+            context_tokens=sum(seq.num_computed for seq in builder.decodes),
+            available=available if prompts else 0,
+            prompt_tokens=prompts[0].num_to_compute if prompts else 0,
+            waited=now - prompts[0].request.arrival if prompts else 0.0,
+        )
+        grant = self.prefill_budget.grant(load)
         builder.off_target = grant.off_target
         left = min(grant.num_tokens, available)
         for seq in prompts:
