@@ -3,8 +3,11 @@
 import sys
 from collections.abc import Iterator
 
+import mlx.core as mx
 import pytest
 from bench import Bench
+
+from mlxbatch.execution.attention.metal_source import KernelFactory, mlx_kernel_factory
 
 
 @pytest.fixture(scope="session")
@@ -22,3 +25,13 @@ def bench(shared_bench: Bench) -> Iterator[Bench]:
     options = shared_bench.options
     yield shared_bench
     shared_bench.options = options
+
+
+@pytest.fixture
+def kernel_factory(request: pytest.FixtureRequest) -> KernelFactory:
+    """What runs kernels here: the checked bench, or on a Mac the GPU."""
+    if sys.platform != "darwin":
+        return request.getfixturevalue("bench").metal_kernel
+    if not mx.metal.is_available():
+        pytest.skip("this Mac has no GPU that MLX can use")
+    return mlx_kernel_factory()

@@ -9,7 +9,13 @@ import mlx.core as mx
 import numpy as np
 from oracle import attention
 
-from mlxbatch.execution.attention.layout import AttentionSpec, ChunkLayout, DecodeLayout, LayerKV, PagedAttention
+from mlxbatch.execution.attention.layout import (
+    AttentionSpec,
+    ChunkLayout,
+    DecodeLayout,
+    LayerKV,
+    PagedAttention,
+)
 from mlxbatch.execution.attention.metal_blocks import (
     QuantizedLayerKV,
     dequantize_key_blocks,
@@ -109,7 +115,9 @@ class Scene:
             for number, block_id in enumerate(table, start=first):
                 span = slice(number * block, (number + 1) * block)
                 if self._codes:
-                    keys64[:, span], values64[:, span] = self._quantize(block_id, keys[:, span], values[:, span])
+                    keys64[:, span], values64[:, span] = self._quantize(
+                        block_id, keys[:, span], values[:, span]
+                    )
                 seen = slice(max(span.start, oldest_seen), span.stop)
                 inside = slice(seen.start - span.start, None)
                 dense_k[block_id, :, inside] = keys64[:, seen]
@@ -122,7 +130,12 @@ class Scene:
         if self._codes:
             codes_k, codes_v, scales_k, scales_v = self._codes
             self.kv: LayerKV = QuantizedLayerKV(
-                mx.array(codes_k), mx.array(codes_v), *tails, self._array(scales_k), self._array(scales_v), case.bits
+                mx.array(codes_k),
+                mx.array(codes_v),
+                *tails,
+                self._array(scales_k),
+                self._array(scales_v),
+                case.bits,
             )
         else:
             self.kv = LayerKV(self._array(dense_k), self._array(dense_v), *tails)
@@ -130,7 +143,9 @@ class Scene:
     def _plan(self, case: Case, length: int, oldest: int, unflushed: int | None) -> tuple[int, int]:
         """First block and flushed length: any that the engine may reach."""
         block = case.block_size
-        held = unflushed if unflushed is not None else int(self._random.integers(0, case.tail_len - block + 1))
+        held = (
+            unflushed if unflushed is not None else int(self._random.integers(0, case.tail_len - block + 1))
+        )
         least = -(-max(0, length - case.tail_len) // block) * block
         flushed = max(least, max(0, min(length - held, oldest)) // block * block)
         first = max(0, oldest - case.window + 1) // block if case.window else 0
@@ -172,7 +187,12 @@ class Scene:
         return mx.array(self._random.standard_normal(case.kv_heads * case.group).astype(np.float32))
 
     def _expected(
-        self, queries: list[np.ndarray], i: int, positions: np.ndarray, sinks: mx.array | None, extra: list[np.ndarray]
+        self,
+        queries: list[np.ndarray],
+        i: int,
+        positions: np.ndarray,
+        sinks: mx.array | None,
+        extra: list[np.ndarray],
     ) -> np.ndarray:
         """queries and extra: one or two parts (latent: latent and rotary), extra K and V behind what is stored."""
         case, stored = self.case, self.sequences[i]
@@ -240,7 +260,12 @@ def run_decode(
 
 
 def run_prefill(
-    implementation: PagedAttention, case: Case, start: int, count: int, seed: int = 0, unflushed: int | None = None
+    implementation: PagedAttention,
+    case: Case,
+    start: int,
+    count: int,
+    seed: int = 0,
+    unflushed: int | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """A chunk of `count` tokens behind `start` stored ones: result and oracle, [Hq, count, Dv]."""
     scene = Scene(case, [start], [start], seed, unflushed)
