@@ -19,7 +19,7 @@ from .signature import ATTRIBUTES, Signature
 from .toolchain import Toolchain
 from .vectors import vector_header
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).resolve().parent
 SHIM = HERE / "shim"
 # The frames of the bench itself are left out of reports.
 TRAMPOLINE = "<launch>"
@@ -45,7 +45,7 @@ LANGUAGE = (
 CHECKS = (
     "-fsanitize=thread -mllvm -tsan-instrument-func-entry-exit=0 -mllvm -tsan-instrument-read-before-write=1 "
     "-ftrivial-auto-var-init=pattern "
-    "-fsanitize=signed-integer-overflow,integer-divide-by-zero,shift,bounds,alignment,float-cast-overflow,bool,"
+    "-fsanitize=signed-integer-overflow,integer-divide-by-zero,bounds,alignment,float-cast-overflow,bool,"
     "return,unreachable"
 )
 RUNTIME = "-c -x c++ -std=c++17 -fno-exceptions -fno-rtti -fno-stack-protector -fno-omit-frame-pointer -O2 -fPIC"

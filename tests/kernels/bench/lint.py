@@ -139,7 +139,7 @@ RULES = (
         _threadgroup_variable,
         at_program_scope=True,
     ),
-    Rule("array of a length known at run time", "lengths are constant", "int n = int(x[0]); float a[n]; out[0] = a[0];"),
+    Rule("array of variable length", "lengths are constant", "int n = int(x[0]); float a[n]; out[0] = a[0];"),
     Rule(
         "lambda expression",
         "Metal 3.2 and later only; write a function in the header",
@@ -164,7 +164,7 @@ RULES = (
         _derived_class,
         at_program_scope=True,
     ),
-    Rule("run-time type information", "not in Metal", "out[0] = sizeof(typeid(x));", _words("typeid", "dynamic_cast")),
+    Rule("type information", "not in Metal", "out[0] = sizeof(typeid(x));", _words("typeid", "dynamic_cast")),
     Rule(
         "register, thread_local, noexcept",
         "not in Metal",
@@ -172,7 +172,7 @@ RULES = (
         _words("register", "thread_local", "noexcept"),
         at_program_scope=True,
     ),
-    Rule("function pointer", "not without visible functions", "typedef float (*function)(float);", at_program_scope=True),
+    Rule("function pointer", "needs visible functions", "typedef float (*function)(float);", at_program_scope=True),
     Rule("bit-field", "not in Metal", "struct S { int a : 3; };", at_program_scope=True),
     Rule("C++ standard library", "Metal has its own", "out[0] = std::max(x[0], 1.0f);"),
     Rule("standard headers", "Metal has its own", "#include <cmath>", at_program_scope=True),
@@ -267,7 +267,13 @@ def unqualified_pointers(tree: str) -> Iterator[tuple[Location, str]]:
     """Pointers and references without an address space, from clang's dump of the syntax tree. Metal 4.1 makes them
     generic, as OpenCL does; earlier versions reject them."""
     file, line = "", 0
+    implicit_depth: int | None = None  # of a member function that the compiler makes, whose parameters are generic
     for text in tree.splitlines():
+        depth = len(text) - len(text.lstrip(" |`-"))
+        if implicit_depth is not None and depth <= implicit_depth:
+            implicit_depth = None
+        if implicit_depth is None and re.search(r"CXX(Constructor|Method)Decl .* implicit ", text):
+            implicit_depth = depth
         head = re.search(r"<([^<>]*)>(?: ([^'\"<>]*?\d+:\d+|col:\d+)(?= |$))?", text)
         if head is None:
             continue
@@ -275,7 +281,7 @@ def unqualified_pointers(tree: str) -> Iterator[tuple[Location, str]]:
             place = re.fullmatch(r"(?:(.*):)?(\d+):\d+", part.removeprefix("line:"))
             if place:
                 file, line = place.group(1) or file, int(place.group(2))
-        if not _DECLARATION.search(text) or own_file(file):
+        if implicit_depth is not None or not _DECLARATION.search(text) or own_file(file):
             continue
         kind = re.search(r"'([^']*)'", text[head.end() :])
         if kind and _unqualified(kind.group(1)):

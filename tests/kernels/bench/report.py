@@ -9,6 +9,7 @@ from pathlib import Path
 
 from . import abi
 from .symbols import Location, Symbols
+from .worker import STACK_BYTES
 
 
 class Kind(StrEnum):
@@ -32,7 +33,6 @@ class Kind(StrEnum):
     MISALIGNED = "misaligned access"
     INTEGER_OVERFLOW = "signed integer overflow"
     DIVISION = "integer division by zero or overflow"
-    SHIFT = "shift out of range"
     FLOAT_CONVERSION = "conversion to integer overflows"
     INVALID_VALUE = "invalid value of a bool"
     MISSING_RETURN = "function ends without a return"
@@ -172,14 +172,18 @@ def _message(kind: Kind, raw: abi.Finding, symbols: Symbols, names: Sequence[str
     parts = []
     if kind is Kind.UNWRITTEN_OUTPUT:
         return f"{raw.amount} of the {sizes[raw.buffer]} bytes of {names[raw.buffer]}, the first at byte {raw.offset}"
+    if kind is Kind.STACK_OVERFLOW:
+        return f"more than {STACK_BYTES >> 10} KB of private memory in a thread"
+    if kind is Kind.TIMEOUT:
+        return f"still running, in thread {raw.thread} of threadgroup {raw.threadgroup}"
+    if kind is Kind.THREADGROUP_MEMORY:
+        return f"{raw.amount} bytes in {raw.size} variables with {raw.variable.decode()}"
     if raw.size:
         parts.append(f"{'write' if raw.write else 'read'} of {raw.size} byte{'s' if raw.size > 1 else ''}")
     if raw.buffer != abi.NO_BUFFER:
         parts.append(f"at byte {raw.offset} of {names[raw.buffer]} ({sizes[raw.buffer]} bytes)")
-    elif raw.variable and kind is not Kind.THREADGROUP_MEMORY:
+    elif raw.variable:
         parts.append(f"at byte {raw.offset} of threadgroup variable {raw.variable.decode()}")
-    if kind is Kind.THREADGROUP_MEMORY:
-        parts.append(f"{raw.amount} bytes with {raw.variable.decode()}")
     if kind is Kind.DIVERGENT_BARRIER:
         parts.append(f"{raw.amount} threads are here, {raw.finished} have returned or are elsewhere")
     if kind is Kind.DIVERGENT_COLLECTIVE:

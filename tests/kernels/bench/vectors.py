@@ -121,8 +121,8 @@ def _operators() -> list[str]:
                 f"{scalar} {f}(S s, {v} b) {{ T a = T(s); return {v}({_each(n, f'T(a {op} b.$)')}); }}",
             ]
         out += [
-            f"template<typename T, int N, typename B> METAL_FUNC "
-            f"{space} vec<T,N>& operator{op}=({space} vec<T,N>& a, B b) {{ vec<T,N> t = a; t = t {op} b; a = t; return a; }}"
+            f"template<typename T, int N, typename B> METAL_FUNC {space} vec<T,N>& "
+            f"operator{op}=({space} vec<T,N>& a, B b) {{ vec<T,N> t = a; t = t {op} b; a = t; return a; }}"
             for space in ("__private", "__global", "__local")
         ]
     for op in ("==", "!=", "<", ">", "<=", ">=", "&&", "||"):

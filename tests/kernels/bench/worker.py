@@ -24,7 +24,7 @@ _ALIGNMENT = 256
 # Poisoned bytes on both sides of a buffer, as POISONED in runtime/checker.h.
 _POISON = 4096
 _LEAST_GAP = 1 << 16
-_STACK_BYTES = 1 << 18
+STACK_BYTES = 1 << 18
 
 
 @dataclass(slots=True)
@@ -75,7 +75,7 @@ class Worker:
             launch.count = dispatch.count
             launch.checked = dispatch.checked
             launch.memory_limit = dispatch.memory_limit
-            launch.stack_bytes = _STACK_BYTES
+            launch.stack_bytes = STACK_BYTES
             for described, buffer, offset in zip(launch.buffer, buffers, offsets, strict=False):
                 end = offset + buffer.data.nbytes
                 memory[offset - _POISON : offset] = 0xFF
@@ -121,7 +121,7 @@ class Worker:
     def _command(self, line: str, timeout: int) -> None:
         if self._process is None:
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(Path(__file__).with_name("executor.py")), str(self._runtime),
+                [sys.executable, "-I", "-S", str(Path(__file__).resolve().with_name("executor.py")), str(self._runtime),
                  str(self._fd)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,

@@ -47,12 +47,14 @@ void* bench_threadgroup_variable(u32 size, u32 align, const char* file, u32 line
   Site site = {file, line << 12, 0};
   u32 step = align < 16 ? 16 : align;
   u32 offset = (T->memory_top + 64 + step - 1) & ~(step - 1);
+  const u32 MOST_VARIABLES = 31;  // Metal's "threadgroup locations"
   bool full = T->variables == sizeof T->variable / sizeof *T->variable || offset + (u64)size + 4096 > THREADGROUP_ARENA;
   T->memory_used += (size + 15) & ~15u;
   if (T->memory_used > report->threadgroup_memory) report->threadgroup_memory = T->memory_used;
-  if (full || T->memory_used > launch->memory_limit)
+  if (full || T->memory_used > launch->memory_limit || T->variables == MOST_VARIABLES)
     if (Finding* f = find(THREADGROUP_MEMORY, CALLER, (u64)__builtin_frame_address(0), &site)) {
       f->amount = T->memory_used;
+      f->size = T->variables + 1;
       strncpy(f->variable, name, sizeof f->variable - 1);
     }
   if (full) give_up();

@@ -216,8 +216,9 @@ static void on_signal(int number, siginfo_t* info, void* context) {
   ucontext_t* c = (ucontext_t*)context;
 #if defined(__x86_64__)
   u64 pc = (u64)c->uc_mcontext.gregs[REG_RIP], frame = (u64)c->uc_mcontext.gregs[REG_RBP];
+  u64 top = (u64)c->uc_mcontext.gregs[REG_RSP];
 #else
-  u64 pc = c->uc_mcontext.pc, frame = c->uc_mcontext.regs[29];
+  u64 pc = c->uc_mcontext.pc, frame = c->uc_mcontext.regs[29], top = c->uc_mcontext.sp;
 #endif
   u64 a = (u64)info->si_addr, stack = (u64)T->current->stack;
   Kind kind = number == SIGALRM ? TIMEOUT : number == SIGFPE ? DIVISION : number == SIGILL ? MISSING_RETURN : WILD_POINTER;
@@ -226,6 +227,9 @@ static void on_signal(int number, siginfo_t* info, void* context) {
     f->offset = (i64)a;
     u32 n = 0;
     if (in_module(pc)) f->frames[n++] = pc + 1 - module_base;  // as if it were a return address
+    // Else it struck in the runtime, perhaps before a function had its frame: the kernel's return address is near.
+    for (u64 a = top; !n && a >= stack && a < top + 1024 && a + 8 <= stack + T->stack_bytes; a += 8)
+      if (in_module(*(u64*)a)) f->frames[n++] = *(u64*)a - module_base;
     walk(T->current, frame, f->frames, n);
   }
   report->aborted = 1;
