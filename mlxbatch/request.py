@@ -6,6 +6,8 @@ import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
+import msgspec
+
 from mlxbatch.errors import RequestError
 
 FINISH_REASONS = ("stop", "length", "abort", "error")
@@ -148,8 +150,7 @@ class RequestOutput:
         return all(output.finish_reason is not None for output in self.outputs)
 
 
-@dataclass(frozen=True, slots=True)
-class OutputDelta:
+class OutputDelta(msgspec.Struct, frozen=True):
     """What one engine step added to one output of one request. The only thing clients are streamed.
 
     `text` never ends within a character nor within a possible stop string; the last delta of an output

@@ -1,1 +1,1 @@
-
+"""Side-by-side measurements against mlx-lm's own batch generation."""

@@ -18,7 +18,7 @@ from mlxbatch.engine.output_text import OutputText
 from mlxbatch.engine.snapshot import EVENTS_SHOWN, EngineEvent
 from mlxbatch.engine.trace import StepTrace
 from mlxbatch.errors import EngineError, RequestError
-from mlxbatch.request import OutputDelta, Request, RequestTiming
+from mlxbatch.request import OutputDelta, Request, RequestTiming, TokenLogprob
 from mlxbatch.scheduling.plan import Runner, StepHandle, StepPlan
 from mlxbatch.scheduling.scheduler import Sampled, Scheduler
 from mlxbatch.scheduling.sequence import Sequence
@@ -57,7 +57,7 @@ class EngineCore:
         self.metrics = EngineMetrics(started=clock())
         self.events: deque[EngineEvent] = deque(maxlen=EVENTS_SHOWN)
         self.trace = trace
-        self._observe = observe  # told of every step and its seconds, for the cost model
+        self.observe = observe  # told of every step and its seconds, for the cost model
         self._wall = wall
         self._in_flight: _InFlight | None = None
         self._last_read = clock()
@@ -103,7 +103,7 @@ class EngineCore:
 
     def cancel(self, request_id: str) -> None:
         for seq in self.scheduler.cancel(request_id, self.clock()):
-            self._unread.append(self._end(seq, self._texts[seq.seq_id].finish().text, ()))
+            self._unread.append(self._end(seq, self._texts[seq.seq_id].finish(), ()))
         self._close_if_done(request_id)
 
     def step(self) -> list[OutputDelta]:
@@ -158,48 +158,53 @@ class EngineCore:
         self._last_read = now
         sampled = self.scheduler.commit(step.plan, result, now)
         self.metrics.on_step(step.plan, now - began, now, step.preemptions)
-        if self._observe is not None:
-            self._observe(step.plan, now - began)
+        if self.observe is not None:
+            self.observe(step.plan, now - began)
         if self.trace is not None:
             self.trace.add_step(step.plan, began, now, len(self.scheduler.waiting))
+        self.metrics.output_tokens += sum(1 for item in sampled if item.token_id >= 0)
         return [self._delta(item) for item in sampled]
 
     def _delta(self, item: Sampled) -> OutputDelta:
-        seq = item.seq
-        params = seq.request.params
-        if seq.num_output_tokens == 1:
-            self._on_first_token(seq)
+        seq, token_id, logprob = item
         text = self._texts[seq.seq_id]
-        if item.token_id < 0:
-            return self._end(seq, text.finish().text, ())
-        self.metrics.output_tokens += 1
-        logprobs = (item.logprob,) if item.logprob is not None else ()
-        ended_by_token = seq.finish_reason == "stop"
-        if ended_by_token and not params.include_stop_str_in_output:
-            piece = text.finish()
-            return self._end(seq, piece.text, (item.token_id,), logprobs)
-        piece = text.push(
-            item.token_id, check_stop=seq.num_output_tokens > params.min_tokens or not params.min_tokens
-        )
-        words = piece.text
-        if piece.stop is None and seq.finish_reason is not None:
-            last = text.finish()
-            words, piece = words + last.text, last
-        if piece.stop is not None:
-            if seq.finish_reason is None:
-                self.scheduler.finish(seq, "stop", self.clock(), stop_reason=piece.stop)
-            else:
-                seq.finish_reason, seq.stop_reason = "stop", piece.stop
+        if not seq.seen:
+            self._on_first_token(seq)
+        logprobs = (logprob,) if logprob is not None else ()
         if seq.finish_reason is not None:
-            return self._end(seq, words, (item.token_id,), logprobs)
-        return OutputDelta(seq.request.request_id, seq.index, (item.token_id,), words, logprobs)
+            return self._last_delta(seq, text, token_id, logprobs)
+        params = seq.request.params
+        check_stop = not params.min_tokens or seq.num_output_tokens > params.min_tokens
+        words = text.push(token_id, check_stop=check_stop)
+        if text.found_stop is not None:
+            self.scheduler.finish(seq, "stop", self.clock(), stop_reason=text.found_stop)
+            return self._end(seq, words, (token_id,), logprobs)
+        return OutputDelta(seq.request.request_id, seq.index, (token_id,), words, logprobs)
+
+    def _last_delta(
+        self, seq: Sequence, text: OutputText, token_id: int, logprobs: tuple[TokenLogprob, ...]
+    ) -> OutputDelta:
+        """The scheduler ended the sequence with this token: by overflow, a stop token, or its length."""
+        if seq.finish_reason == "error":
+            return self._end(seq, text.finish(), ())
+        words = ""
+        if seq.finish_reason != "stop" or seq.request.params.include_stop_str_in_output:
+            words = text.push(token_id)
+        if text.found_stop is None:
+            words += text.finish()
+        if text.found_stop is not None:
+            seq.finish_reason, seq.stop_reason = "stop", text.found_stop
+        return self._end(seq, words, (token_id,), logprobs)
 
     def _on_first_token(self, seq: Sequence) -> None:
+        seq.seen = True
         self.metrics.prefix_query_tokens += seq.num_prompt_tokens
         self.metrics.prefix_hit_tokens += min(seq.num_cached, seq.num_prompt_tokens)
         self.metrics.prompt_tokens += seq.num_prompt_tokens
 
-    def _end(self, seq: Sequence, text: str, token_ids: tuple[int, ...], logprobs: tuple = ()) -> OutputDelta:
+    def _end(
+        self, seq: Sequence, text: str, token_ids: tuple[int, ...], logprobs: tuple[TokenLogprob, ...] = ()
+    ) -> OutputDelta:
         del self._texts[seq.seq_id]
         request_id = seq.request.request_id
         took = (seq.finished_at or 0.0) - seq.request.arrival

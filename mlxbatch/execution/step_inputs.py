@@ -19,7 +19,7 @@ from mlxbatch.execution.cache import ChunkSpan, ForwardInputs
 from mlxbatch.execution.kv_layer import PendingWrite, TailPlaces, TailWrite
 from mlxbatch.scheduling.plan import NOT_ON_HOST, ZERO_BLOCK, BlockTable, ChunkRow, DecodeRow, KVView
 
-_PADDING_VIEW_TABLE = BlockTable(0, ())
+_PADDING_VIEW_TABLE = BlockTable(0, np.zeros(0, np.int32))
 
 
 @dataclass(slots=True, eq=False)

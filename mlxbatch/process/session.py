@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -53,7 +53,7 @@ class OutputProgress:
         if tuple(self.token_ids[known : known + skipped]) != delta.token_ids[:skipped]:
             # Only rounding that depends on the batch can do this; half an answer of each would be wrong.
             self.finished = True
-            return replace(
+            return msgspec.structs.replace(
                 delta,
                 token_ids=(),
                 text="",
@@ -64,7 +64,7 @@ class OutputProgress:
         skipped_text = min(self.skip_text, len(delta.text))
         self.skip_tokens -= skipped
         self.skip_text -= skipped_text
-        rest = replace(
+        rest = msgspec.structs.replace(
             delta,
             token_ids=delta.token_ids[skipped:],
             text=delta.text[skipped_text:],
@@ -167,29 +167,25 @@ class Session:
 
     def resubmissions(self) -> tuple[list[Submit], list[OutputDelta]]:
         """After a lost connection: what to send again, and the ends of requests that were being cancelled."""
-        submits, ended = [], []
+        submits: list[Submit] = []
+        ended: list[OutputDelta] = []
         for request in list(self._requests.values()):
             if request.cancelled:
                 self.forget(request.submit.request_id)
-                ended += [
-                    OutputDelta(request.submit.request_id, index, (), "", finish_reason="abort")
-                    for index, output in request.outputs.items()
-                    if not output.finished
-                ]
-                continue
-            submits.append(self._again(request))
+                ended += _ended(request, "abort")
+            else:
+                submits.append(self._again(request))
         return submits, ended
+
+    def fail(self, request_id: str, error: str) -> list[OutputDelta]:
+        """End one request, refused after it had been accepted."""
+        request = self._requests.pop(request_id, None)
+        return _ended(request, "error", error) if request is not None else []
 
     def fail_all(self, error: str) -> list[OutputDelta]:
         """End every request, when there will be no engine to go on with."""
-        ended = [
-            OutputDelta(request_id, index, (), "", finish_reason="error", error=error)
-            for request_id, request in self._requests.items()
-            for index, output in request.outputs.items()
-            if not output.finished
-        ]
-        self._requests.clear()
-        return ended
+        requests, self._requests = self._requests, {}
+        return [delta for request in requests.values() for delta in _ended(request, "error", error)]
 
     def _again(self, request: TrackedRequest) -> Submit:
         known = request.prompt_token_ids
@@ -206,3 +202,12 @@ class Session:
     def _rewind(request: TrackedRequest) -> None:
         for output in request.outputs.values():
             output.rewind()
+
+
+def _ended(request: TrackedRequest, reason: str, error: str | None = None) -> list[OutputDelta]:
+    """The last deltas of what is unfinished of a request."""
+    return [
+        OutputDelta(request.submit.request_id, index, (), "", finish_reason=reason, error=error)
+        for index, output in request.outputs.items()
+        if not output.finished
+    ]

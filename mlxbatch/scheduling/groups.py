@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from mlxbatch.scheduling.blocks import BlockPool
-from mlxbatch.scheduling.plan import BlockMove, BlockTable, GroupSpec, KVView
-from mlxbatch.scheduling.prefix import ROOT, BlockHash, block_hash
+from mlxbatch.scheduling.plan import ZERO_BLOCK, BlockMove, BlockTable, GroupSpec, KVView
+from mlxbatch.scheduling.prefix import ROOT, BlockHash, block_content, block_hash
 
 FIRST_GROWTH = 64  # blocks of the first growth; after that a pool doubles until the budget ends it
 
@@ -17,14 +19,37 @@ class GroupTable:
     """Blocks of one sequence in one group: `ids[i]` holds block number first + i.
 
     Ids from `flushed` on are allocated but not yet written; None marks a block that no later position sees.
+    Ids only come at the end, so the array behind a BlockTable grows in place: a flush costs the same at any length.
     """
 
     first: int = 0
     ids: list[int | None] = field(default_factory=list)
+    _shown: np.ndarray = field(default_factory=lambda: np.zeros(16, np.int32))
+    _num_shown: int = 0
 
     @property
     def end(self) -> int:
         return self.first + len(self.ids)
+
+    def drop_first(self, count: int) -> None:
+        """Forget blocks that have left the window."""
+        self.replace(self.first + count, self.ids[count:])
+
+    def replace(self, first: int, ids: list[int | None]) -> None:
+        self.first, self.ids = first, ids
+        self._shown, self._num_shown = np.zeros(max(16, 2 * len(ids)), np.int32), 0
+
+    def view(self, end: int) -> BlockTable:
+        """Blocks up to number `end`, which are written."""
+        count = max(0, end - self.first)
+        if count > len(self._shown):
+            larger = np.zeros(2 * count, np.int32)
+            larger[: self._num_shown] = self._shown[: self._num_shown]
+            self._shown = larger
+        for at in range(self._num_shown, count):
+            self._shown[at] = self.ids[at] or ZERO_BLOCK
+        self._num_shown = max(self._num_shown, count)
+        return BlockTable(self.first, self._shown[:count])
 
 
 @dataclass(slots=True, eq=False)
@@ -38,13 +63,7 @@ class SequenceKV:
 
     def refresh_view(self, block_size: int) -> None:
         full = self.flushed // block_size
-        self.view = KVView(
-            self.flushed,
-            tuple(
-                BlockTable(t.first, tuple(b for b in t.ids[: max(0, full - t.first)] if b is not None))
-                for t in self.tables
-            ),
-        )
+        self.view = KVView(self.flushed, tuple(table.view(full) for table in self.tables))
 
 
 class KVMemory:
@@ -205,7 +224,7 @@ class KVMemory:
         kv.flushed = flushed
         if self.prefix_caching:
             for number in range(old, flushed // size):
-                content = tuple(token_ids[number * size : (number + 1) * size])
+                content = block_content(token_ids[number * size : (number + 1) * size])
                 if len(kv.hashes) == number:
                     kv.hashes.append(block_hash(kv.hashes[-1] if kv.hashes else ROOT, content))
                 for pool, table in zip(self.pools, kv.tables, strict=True):
@@ -222,8 +241,7 @@ class KVMemory:
                     pool.release(block_id)
                 gone += 1
             if gone:
-                table.first += gone
-                del table.ids[:gone]
+                table.drop_first(gone)
         kv.refresh_view(size)
 
     # -- prefix cache --------------------------------------------------------------------------------------
@@ -235,7 +253,7 @@ class KVMemory:
         """
         size = self.block_size
         for number in range(len(kv_hashes), (len(token_ids) - 1) // size):
-            content = token_ids[number * size : (number + 1) * size]
+            content = block_content(token_ids[number * size : (number + 1) * size])
             kv_hashes.append(block_hash(kv_hashes[-1] if kv_hashes else ROOT, content))
 
     def find_prefix(self, hashes: Sequence[BlockHash], token_ids: Sequence[int]) -> list[list[int | None]]:
@@ -250,7 +268,9 @@ class KVMemory:
         for spec, pool in zip(self.specs, self.pools, strict=True):
             blocks: list[int | None] = []
             for number in range(limit):
-                block_id = pool.index.find(hashes[number], tuple(token_ids[number * size : (number + 1) * size]))
+                block_id = pool.index.find(
+                    hashes[number], block_content(token_ids[number * size : (number + 1) * size])
+                )
                 if block_id is None and spec.window is None:
                     break
                 blocks.append(block_id)
@@ -277,8 +297,7 @@ class KVMemory:
         kv.hashes = hashes
         for pool, table, ids in zip(self.pools, kv.tables, blocks, strict=True):
             skip = next((n for n, block_id in enumerate(ids) if block_id is not None), len(ids))
-            table.first = skip
-            table.ids = list(ids[skip:])
+            table.replace(skip, list(ids[skip:]))
             for block_id in table.ids:
                 if block_id is not None:
                     pool.retain(block_id)
@@ -339,7 +358,7 @@ class KVMemory:
         self._moves += [BlockMove(group, src, dst) for src, dst in moves.items()]
         for kv in self._sequences.values():
             table = kv.tables[group]
-            table.ids = [moves.get(b, b) if b is not None else None for b in table.ids]
+            table.replace(table.first, [moves.get(b, b) if b is not None else None for b in table.ids])
             kv.refresh_view(self.block_size)
 
     def take_changes(self) -> tuple[bool, tuple[BlockMove, ...]]:

@@ -16,6 +16,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+import numpy as np
+
 if TYPE_CHECKING:
     from mlxbatch.request import SamplingParams, TokenLogprob
 
@@ -36,15 +38,16 @@ class GroupSpec:
     bytes_per_block: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class BlockTable:
     """Pool blocks of one sequence in one group: `ids[i]` holds block number `first + i`.
 
+    `ids` is int32 and never written to, though its memory is shared with longer tables of the same sequence.
     Blocks left of a sliding window have been given back, hence `first`.
     """
 
     first: int
-    ids: tuple[int, ...]
+    ids: np.ndarray
 
 
 @dataclass(frozen=True, slots=True, eq=False)

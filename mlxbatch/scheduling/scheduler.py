@@ -130,7 +130,6 @@ class Scheduler:
                 token_ids=prompt + resumed,
                 num_prompt_tokens=len(prompt),
                 seed=self._seed_of(request, index),
-                logprobs=[] if params.logprobs is not None else None,
             )
             self._next_id += 1
             self._sequences[seq.seq_id] = seq
@@ -454,7 +453,7 @@ class Scheduler:
                 self.finish(seq, "error", now, error="the model's logits overflowed (no finite value)")
                 sampled.append(Sampled(seq, -1, None))
                 continue
-            seq.append(token_id, logprob, now)
+            seq.append(token_id, now)
             ended = seq.stop_for(token_id)
             if ended is not None:
                 self.finish(seq, ended[0], now, stop_reason=ended[1])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
-from mlxbatch.request import Priority, Request, TokenLogprob
+from mlxbatch.request import Priority, Request
 from mlxbatch.scheduling.groups import SequenceKV
 from mlxbatch.scheduling.prefix import BlockHash
 
@@ -50,7 +50,7 @@ class Sequence:
     first_scheduled: float | None = None
     first_token: float | None = None
     finished_at: float | None = None
-    logprobs: list[TokenLogprob] | None = None
+    seen: bool = False  # its first token has been delivered
 
     @property
     def num_tokens(self) -> int:
@@ -101,14 +101,12 @@ class Sequence:
         self.num_computed = 0
         self.num_preemptions += 1
 
-    def append(self, token_id: int, logprob: TokenLogprob | None, now: float) -> None:
+    def append(self, token_id: int, now: float) -> None:
         """A sampled token was read back."""
         self.token_ids.append(token_id)
         self.in_flight -= 1
         if self.first_token is None:
             self.first_token = now
-        if logprob is not None and self.logprobs is not None:
-            self.logprobs.append(logprob)
 
     def finish(
         self, reason: str, now: float, *, stop_reason: str | int | None = None, error: str | None = None

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from mlxbatch.scheduling.blocks import BlockPool
-from mlxbatch.scheduling.prefix import block_hash
+from mlxbatch.scheduling.prefix import block_content, block_hash
 
 
 class BlockPoolMachine(RuleBasedStateMachine):
@@ -15,7 +15,7 @@ class BlockPoolMachine(RuleBasedStateMachine):
     def start(self, size):
         self.pool = BlockPool(size)
         self.refs: dict[int, int] = {}
-        self.content: dict[int, tuple[int, ...]] = {}  # findable blocks
+        self.content: dict[int, bytes] = {}  # findable blocks
         self.cached: list[int] = []  # least recently used first
         self.count = 0
 
@@ -36,9 +36,9 @@ class BlockPoolMachine(RuleBasedStateMachine):
     def make_findable(self, data, same):
         block = data.draw(st.sampled_from(sorted(self.refs)))
         self.count += 1
-        content = (
-            data.draw(st.sampled_from(sorted(self.content.values()))) if same and self.content else (self.count,)
-        )
+        content = block_content([self.count])
+        if same and self.content:
+            content = data.draw(st.sampled_from(sorted(self.content.values())))
         known = content in self.content.values() or block in self.content
         self.pool.index.add(block_hash(b"", content), content, block)
         if not known:
@@ -103,6 +103,6 @@ TestBlockPool = BlockPoolMachine.TestCase
 def test_a_hash_hit_compares_token_ids_too():
     pool = BlockPool(3)
     block = pool.allocate()
-    pool.index.add(b"same hash", (1, 2), block)
-    assert pool.index.find(b"same hash", (1, 2)) == block
-    assert pool.index.find(b"same hash", (1, 3)) is None
+    pool.index.add(b"same hash", block_content([1, 2]), block)
+    assert pool.index.find(b"same hash", block_content([1, 2])) == block
+    assert pool.index.find(b"same hash", block_content([1, 3])) is None

@@ -12,12 +12,11 @@ def run(text: str, stops: list[str], *, include: bool = False) -> tuple[str, str
     output = OutputText(tokenizer.stream_decoder(), stops, include_stop=include)
     pieces = []
     for token_id in tokenizer.encode(text):
-        piece = output.push(token_id)
-        pieces.append(piece.text)
-        if piece.stop is not None:
-            return "".join(pieces), piece.stop, pieces
+        pieces.append(output.push(token_id))
+        if output.found_stop is not None:
+            return "".join(pieces), output.found_stop, pieces
     last = output.finish()
-    return "".join([*pieces, last.text]), last.stop, pieces
+    return "".join([*pieces, last]), output.found_stop, pieces
 
 
 def test_the_earliest_stop_string_wins_and_the_longest_at_one_place():
@@ -45,6 +44,6 @@ def test_streaming_equals_searching_the_whole_text(text, stops):
 
 def test_half_a_character_is_never_given_out():
     output = OutputText(LetterTokenizer().stream_decoder(), ["é!"])
-    assert output.push(FIRST_HALF).text == ""
-    assert output.push(SECOND_HALF).text == ""  # may still become the stop string
-    assert output.push(1).text == "éa"
+    assert output.push(FIRST_HALF) == ""
+    assert output.push(SECOND_HALF) == ""  # may still become the stop string
+    assert output.push(1) == "éa"

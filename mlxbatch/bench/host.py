@@ -1,0 +1,84 @@
+"""Python's time per step: the shipped scheduler, loop and text assembly around a model that does nothing."""
+
+from __future__ import annotations
+
+import time
+from itertools import count
+
+from tokenizers import Tokenizer, decoders, models
+
+from mlxbatch.engine.core import EngineCore
+from mlxbatch.models.tokenizer import FastCodec, ModelTokenizer
+from mlxbatch.request import Request, SamplingParams
+from mlxbatch.scheduling.groups import KVMemory
+from mlxbatch.scheduling.plan import GroupSpec, StepPlan, StepResult
+from mlxbatch.scheduling.scheduler import Scheduler
+
+ROWS, BLOCK = 32, 16
+STEPS = 160  # ten flushes
+REPETITIONS = 5
+
+
+class _Handle:
+    def __init__(self, result: StepResult) -> None:
+        self._result = result
+
+    def result(self) -> StepResult:
+        return self._result
+
+
+class NullRunner:
+    """Answers every step at once, with tokens that make words."""
+
+    groups = (GroupSpec("full", (0,), None, 1),)
+    block_size = BLOCK
+    tail_len = 2 * BLOCK
+
+    def __init__(self, vocab: int) -> None:
+        self._ids = count()
+        self._vocab = vocab
+
+    def launch(self, plan: StepPlan) -> _Handle:
+        rows = len(plan.samples)
+        ids = [next(self._ids) % self._vocab for _ in range(rows)]
+        return _Handle(StepResult(ids, [True] * rows, [None] * rows))
+
+
+def word_tokenizer(words: int = 1000) -> ModelTokenizer:
+    vocabulary = {f"▁word{i}": i for i in range(words)} | {"<unk>": words}
+    tokenizer = Tokenizer(models.BPE(vocabulary, [], unk_token="<unk>"))
+    tokenizer.decoder = decoders.Metaspace()
+    return ModelTokenizer(
+        FastCodec(tokenizer), eos_token_ids=frozenset(), bos_token_id=None, special_tokens={}, chat_template=None
+    )
+
+
+def seconds_per_step(context: int, rows: int = ROWS) -> float:
+    """Processor time: the least mean over STEPS steps of REPETITIONS tries, with all rows decoding at about `context`
+    positions."""
+    tokenizer = word_tokenizer()
+    kv = KVMemory(NullRunner.groups, BLOCK, 10**9)
+    scheduler = Scheduler(
+        kv, max_num_seqs=rows, max_num_batched_tokens=8192, max_model_len=10**6, tail_len=NullRunner.tail_len
+    )
+    core = EngineCore(scheduler, NullRunner(1000), tokenizer)
+    params = SamplingParams(temperature=0, max_tokens=STEPS * (REPETITIONS + 2), ignore_eos=True)
+    for row in range(rows):
+        core.submit(Request(str(row), (row,) * context, params))
+    while len(scheduler.running) < rows or not all(seq.is_decoding for seq in scheduler.running):
+        core.step()
+    best = float("inf")
+    for _ in range(REPETITIONS):
+        began = time.thread_time()
+        for _ in range(STEPS):
+            core.step()
+        best = min(best, (time.thread_time() - began) / STEPS)
+    return best
+
+
+def measure_host() -> list[dict[str, float]]:
+    rows: list[dict[str, float]] = []
+    for context in (100, 1_000, 8_000, 32_000):
+        milliseconds = 1e3 * seconds_per_step(context)
+        rows.append({"rows": ROWS, "context": context, "milliseconds": milliseconds})
+    return rows
