@@ -13,17 +13,22 @@ from mlxbatch.capacity.model_families import read_shape
 from mlxbatch.config import EngineConfig
 from mlxbatch.engine.memory_plan import kv_budget
 from mlxbatch.engine.snapshot import EffCurve, MachineFacts, MemoryUse, ModelFacts
+from mlxbatch.engine.warm_up import warm_up
 from mlxbatch.errors import ModelError, UsageError
 from mlxbatch.execution.backend import prepare_backend
 from mlxbatch.models.loaded import LoadedModel
 from mlxbatch.scheduling.groups import KVMemory
 from mlxbatch.scheduling.plan import StepPlan
+from mlxbatch.scheduling.policy import make_policy
 from mlxbatch.scheduling.scheduler import Scheduler
 
 prepare_backend()  # before mlx.core: it resolves its BLAS when it is loaded
 
 import mlx.core as mx  # noqa: E402
 
+from mlxbatch.execution.attention.choice import choose_attention  # noqa: E402
+from mlxbatch.execution.attention.layout import PagedAttention  # noqa: E402
+from mlxbatch.execution.attention.reference import ReferenceAttention  # noqa: E402
 from mlxbatch.execution.model_runner import ModelRunner  # noqa: E402
 from mlxbatch.execution.modes import Mode  # noqa: E402
 from mlxbatch.models import load  # noqa: E402
@@ -93,12 +98,15 @@ def assemble(config: EngineConfig, loaded: LoadedModel, reserved_elsewhere: int 
     """Size everything for this machine. Raises ModelError or UsageError."""
     max_model_len = _max_model_len(config, loaded)
     rows = config.max_num_seqs or min(DEFAULT_ROWS, config.max_num_batched_tokens - config.block_size)
+    attention = choose_attention(config.attention)
     runner = ModelRunner(
         loaded.model,
         block_size=config.block_size,
+        attention=attention,
         row_sizes=(rows,) if config.deterministic else (),
     )
-    budget = _memory_budget(config, loaded, runner, rows, reserved_elsewhere)
+    activations = _activation_bytes(config, loaded, runner, rows, max_model_len)
+    budget = _memory_budget(config, loaded, runner, rows, activations, reserved_elsewhere)
     # The zero block and one block of every group, or nothing can run.
     least = sum(2 * group.bytes_per_block for group in runner.groups)
     kv = KVMemory(
@@ -116,10 +124,16 @@ def assemble(config: EngineConfig, loaded: LoadedModel, reserved_elsewhere: int 
         max_model_len=max_model_len,
         tail_len=runner.tail_len,
         eos_token_ids=loaded.eos_token_ids,
+        policy=make_policy(config.policy),
         seed=config.seed,
     )
     return Assembly(
-        loaded, runner, scheduler, budget, _model_facts(config, loaded, runner, max_model_len), _machine_facts(budget)
+        loaded,
+        runner,
+        scheduler,
+        budget,
+        _model_facts(config, loaded, runner, attention, max_model_len),
+        _machine_facts(budget),
     )
 
 
@@ -139,25 +153,38 @@ def working_set_bytes() -> int:
     return int(physical_memory() * LINUX_SHARE)
 
 
-def _memory_budget(
-    config: EngineConfig, loaded: LoadedModel, runner: ModelRunner, rows: int, reserved_elsewhere: int
-) -> MemoryBudget:
+def _activation_bytes(
+    config: EngineConfig, loaded: LoadedModel, runner: ModelRunner, rows: int, max_model_len: int
+) -> int:
+    """What a step takes beside weights and KV memory. Measured where memory is tight, that is on a GPU; estimated
+    on Linux, where the warm-up would cost seconds and the memory is the system's own."""
     tokens = config.max_num_batched_tokens
-    slots = 1 << max(0, rows - 1).bit_length()
+    if mx.metal.is_available():
+        return warm_up(runner, rows=rows, max_num_batched_tokens=tokens, max_model_len=max_model_len)
     try:
-        activations = activation_bytes(read_shape(loaded.config, loaded.name), tokens, rows, loaded.dtype.size)
+        return activation_bytes(read_shape(loaded.config, loaded.name), tokens, rows, loaded.dtype.size)
     except ModelError:  # a family whose layers capacity/ does not describe: eight times the widest vectors
         hidden = int(loaded.config.get("hidden_size", 4096))
         width = int(loaded.config.get("intermediate_size", 4 * hidden))
-        activations = 8 * tokens * (hidden + width) * loaded.dtype.size
-        activations += 2 * rows * loaded.tokenizer.vocab_size * 4
+        return 8 * tokens * (hidden + width) * loaded.dtype.size + 2 * rows * runner.profile.vocab_size * 4
+
+
+def _memory_budget(
+    config: EngineConfig,
+    loaded: LoadedModel,
+    runner: ModelRunner,
+    rows: int,
+    activations: int,
+    reserved_elsewhere: int,
+) -> MemoryBudget:
+    slots = 1 << max(0, rows - 1).bit_length()
     return MemoryBudget(
         working_set=working_set_bytes(),
         utilization=config.gpu_memory_utilization,
         weights=loaded.weight_bytes,
         activations=activations,
         tails=2 * runner.kv.tail_bytes(slots),
-        pending=tokens * runner.kv.bytes_per_token,
+        pending=config.max_num_batched_tokens * runner.kv.bytes_per_token,
         buffer_cache=buffer_cache_bytes(physical_memory()),
         others=reserved_elsewhere,
         layers=max(1, len(runner.kv.layers)),
@@ -170,7 +197,9 @@ def _set_wired_limit(budget: MemoryBudget) -> None:
         mx.set_wired_limit(budget.working_set)
 
 
-def _model_facts(config: EngineConfig, loaded: LoadedModel, runner: ModelRunner, max_model_len: int) -> ModelFacts:
+def _model_facts(
+    config: EngineConfig, loaded: LoadedModel, runner: ModelRunner, attention: PagedAttention, max_model_len: int
+) -> ModelFacts:
     quantization = loaded.config.get("quantization") or {}
     bits, group = quantization.get("bits"), quantization.get("group_size")
     full = [group for group in runner.groups if group.window is None]
@@ -185,7 +214,7 @@ def _model_facts(config: EngineConfig, loaded: LoadedModel, runner: ModelRunner,
         kv_bytes_per_token=sum(group.bytes_per_block for group in full) // config.block_size,
         kv_dtype=str(loaded.dtype).removeprefix("mlx.core."),
         block_size=config.block_size,
-        attention="reference",
+        attention="reference" if isinstance(attention, ReferenceAttention) else "metal",
     )
 
 
