@@ -6,7 +6,10 @@
 
 #include <metal_simdgroup_matrix>
 
-#define UNROLL _Pragma("clang loop unroll(full)")  // of every loop that indexes an array kept in registers
+// For every loop that indexes an array kept in registers. The bench defines it away, for quick compiles.
+#ifndef UNROLL
+#define UNROLL _Pragma("clang loop unroll(full)")
+#endif
 
 // A lane's place in an 8x8 simdgroup matrix: it holds (row, col) and (row, col + 1). MLX's own kernels rely
 // on the same layout.

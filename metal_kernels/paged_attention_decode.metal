@@ -80,7 +80,7 @@
   UNROLL for (int tile = 0; tile < TILES; tile++) {
     const int query = first_query + 8 * tile + fcol;
     newest[tile] = length - q_len + int2(query % q_len, (query + 1) % q_len);
-    best[tile] = NO_SCORE;
+    best[tile] = float2(NO_SCORE);
     total[tile] = 0;
     UNROLL for (int i = 0; i < V_PIECES * PIECE; i++) {
       acc[tile][i] = 0;
@@ -162,7 +162,7 @@
   threadgroup float2 chunk_stats[8 * TILES];
   threadgroup float slab[SIMDGROUPS][8][SLAB];
   UNROLL for (int tile = 0; tile < TILES; tile++) {
-    float2 top = NO_SCORE, sum = 0;
+    float2 top = float2(NO_SCORE), sum = 0;
     UNROLL for (int s = 0; s < SIMDGROUPS; s++) {
       top = max(top, float2(part_stats[s][8 * tile + fcol].x, part_stats[s][8 * tile + fcol + 1].x));
     }

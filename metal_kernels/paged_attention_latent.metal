@@ -70,7 +70,7 @@
     query_ropes[tile].x = valid ? float(query_rope[from * ROPE + rope_channel]) * M_LOG2E_F : 0;
     query_ropes[tile].y = next_valid ? float(query_rope[next * ROPE + rope_channel]) * M_LOG2E_F : 0;
     newest[tile] = first_position + int2(query / heads, (query + 1) / heads);
-    best[tile] = NO_SCORE;
+    best[tile] = float2(NO_SCORE);
     total[tile] = 0;
     UNROLL for (int i = 0; i < V_PIECES * PIECE; i++) {
       acc[tile][i] = 0;

@@ -57,7 +57,7 @@
   UNROLL for (int tile = 0; tile < TILES; tile++) {
     const int query = first_query + 8 * tile + fcol;
     newest[tile] = first_position + int2(query / group, (query + 1) / group);
-    best[tile] = NO_SCORE;
+    best[tile] = float2(NO_SCORE);
     total[tile] = 0;
     const long row = long(kv_head * group + query % group) * chunk_len + first_index + query / group;
     const long next_row = long(kv_head * group + (query + 1) % group) * chunk_len + first_index + (query + 1) / group;

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import mlx.core as mx
 import pytest
 from bench import Bench
+from quick_compile import quick_to_compile
 
 from mlxbatch.execution.attention.metal_source import KernelFactory, mlx_kernel_factory
 
@@ -31,7 +32,7 @@ def bench(shared_bench: Bench) -> Iterator[Bench]:
 def kernel_factory(request: pytest.FixtureRequest) -> KernelFactory:
     """What runs kernels here: the checked bench, or on a Mac the GPU."""
     if sys.platform != "darwin":
-        return request.getfixturevalue("bench").metal_kernel
+        return quick_to_compile(request.getfixturevalue("bench").metal_kernel)
     if not mx.metal.is_available():
         pytest.skip("this Mac has no GPU that MLX can use")
     return mlx_kernel_factory()

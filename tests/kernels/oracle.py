@@ -25,6 +25,8 @@ def attention(
     out = np.zeros((heads, count, values.shape[2]))
     for head in range(heads):
         for i, position in enumerate(positions):
+            if position < 0:  # a padding row: sees nothing, gives zeros
+                continue
             first = max(0, position - window + 1) if window else 0
             k = keys[head // group, first : position + 1]
             v = values[head // group, first : position + 1]

@@ -96,8 +96,9 @@ class Bench:
 
     def compile_all(self, calls: Iterable[tuple[MetalKernel, dict[str, Any]]]) -> None:
         """Compiles what these calls need, in parallel: pairs of a kernel and the arguments it will be called with."""
+        signatures = [(kernel, kernel.signature_of(**arguments)) for kernel, arguments in calls]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            for done in [pool.submit(kernel.compile, **arguments) for kernel, arguments in calls]:
+            for done in [pool.submit(kernel.library, made) for kernel, made in signatures]:
                 done.result()
 
     def close(self) -> None:
@@ -179,28 +180,20 @@ class MetalKernel:
             for o, dtype in zip(results[0], dtypes, strict=True)
         ]
 
-    def compile(
+    def signature_of(
         self,
         *,
         inputs: Sequence[Any],
         output_dtypes: Sequence[mx.Dtype],
         template: Sequence[tuple[str, Any]] | None = None,
         **_: Any,
-    ) -> Path:
-        """Compiles what a call with these arguments needs, and returns the library's path."""
-        made = self._signature([_evaluated(x) for x in inputs], output_dtypes, template)
-        return self._library(made, self.bench.options)
+    ) -> Signature:
+        """Of a call with these arguments; its `text` is what MLX would compile."""
+        return self._signature([_evaluated(x) for x in inputs], output_dtypes, template)
 
-    def generated_source(
-        self,
-        *,
-        inputs: Sequence[Any],
-        output_dtypes: Sequence[mx.Dtype],
-        template: Sequence[tuple[str, Any]] | None = None,
-        **_: Any,
-    ) -> str:
-        """The Metal text that MLX would compile for a call with these arguments."""
-        return self._signature([_evaluated(x) for x in inputs], output_dtypes, template).text
+    def library(self, made: Signature) -> Path:
+        """The compiled library of a signature."""
+        return self._library(made, self.bench.options)
 
     def _signature(
         self,
