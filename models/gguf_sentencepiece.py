@@ -11,6 +11,7 @@ from tokenizers import Tokenizer, decoders, models
 from mlxbatch.errors import ModelError
 from mlxbatch.models.gguf_vocabulary import BYTE, CONTROL, UNKNOWN, GgufVocabulary
 from mlxbatch.models.stream_decoder import FastStreamDecoder
+from mlxbatch.models.tokenizer import added_tokens_of
 
 if TYPE_CHECKING:
     from mlxbatch.engine.api import StreamDecoder
@@ -64,6 +65,9 @@ class SentencePieceCodec:
 
     def stream_decoder(self, skip_special_tokens: bool) -> StreamDecoder:
         return FastStreamDecoder(self._decoder, skip_special_tokens)
+
+    def added_tokens(self) -> dict[str, bool]:
+        return added_tokens_of(self._decoder)
 
 
 def _ids_if(vocabulary: GgufVocabulary, flag: str, default: bool, key: str) -> list[int]:

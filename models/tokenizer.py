@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
 from mlxbatch.errors import RequestError
 from mlxbatch.models.chat_template import ChatTemplate
 from mlxbatch.models.stream_decoder import FastStreamDecoder, SlowStreamDecoder
+from mlxbatch.models.tags import TagSet, detect_tags
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -27,6 +29,14 @@ class TokenCodec(Protocol):
 
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str: ...
     def stream_decoder(self, skip_special_tokens: bool) -> StreamDecoder: ...
+    def added_tokens(self) -> dict[str, bool]:
+        """Texts that are one token wherever they stand, and whether each is special."""
+        ...
+
+
+def added_tokens_of(tokenizer: Tokenizer) -> dict[str, bool]:
+    """The added tokens of a `tokenizers` tokenizer."""
+    return {token.content: token.special for token in tokenizer.get_added_tokens_decoder().values()}
 
 
 class FastCodec:
@@ -45,6 +55,9 @@ class FastCodec:
     def stream_decoder(self, skip_special_tokens: bool) -> StreamDecoder:
         return FastStreamDecoder(self.tokenizer, skip_special_tokens)
 
+    def added_tokens(self) -> dict[str, bool]:
+        return added_tokens_of(self.tokenizer)
+
 
 class SlowCodec:
     """A transformers tokenizer that has no fast backend."""
@@ -61,6 +74,9 @@ class SlowCodec:
 
     def stream_decoder(self, skip_special_tokens: bool) -> StreamDecoder:
         return SlowStreamDecoder(lambda ids: self.decode(ids, skip_special_tokens=skip_special_tokens))
+
+    def added_tokens(self) -> dict[str, bool]:
+        return {token.content: token.special for token in self.tokenizer.added_tokens_decoder.values()}
 
 
 class ModelTokenizer:
@@ -96,6 +112,11 @@ class ModelTokenizer:
     @property
     def chat_template(self) -> str | None:
         return self._chat_template.source if self._chat_template else None
+
+    @cached_property
+    def tags(self) -> TagSet:
+        """How the model marks its reasoning and its tool calls."""
+        return detect_tags(self.chat_template, self.codec.added_tokens())
 
     def encode(self, text: str, *, add_bos: bool = True) -> list[int]:
         """Ids of plain text. A text that already starts with BOS gets no second one."""
