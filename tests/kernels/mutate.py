@@ -49,14 +49,18 @@ def without(source: str, barrier: Barrier) -> str:
     tokens = lex(source)
     for found, start, end in _calls(tokens, barrier.file):
         if found == barrier:
-            return text_of([*tokens[:start], Token("space", "\n" * text_of(tokens[start:end]).count("\n")), *tokens[end:]])
+            return text_of(
+                [*tokens[:start], Token("space", "\n" * text_of(tokens[start:end]).count("\n")), *tokens[end:]]
+            )
     return source
 
 
 def _calls(tokens: list[Token], file: str) -> Iterator[tuple[Barrier, int, int]]:
     line = 1
     for i, token in enumerate(tokens):
-        directive = re.match(r'\s*#\s*line\s+(\d+)(?:\s+"([^"]*)")?', token.text) if token.kind == "directive" else None
+        directive = (
+            re.match(r'\s*#\s*line\s+(\d+)(?:\s+"([^"]*)")?', token.text) if token.kind == "directive" else None
+        )
         if directive:
             line, file = int(directive.group(1)) - 1, directive.group(2) or file
         if token.text in BARRIERS and token.kind == "word":

@@ -33,7 +33,12 @@ def test_copy(counting: Bench) -> None:
         1024, read_bytes=1024, reads=256, read_lines=16, threadgroup_read_lines=16, unique_read_bytes=1024
     )
     assert traffic["out"] == Traffic(
-        1024, written_bytes=1024, writes=256, written_lines=16, threadgroup_written_lines=16, unique_written_bytes=1024
+        1024,
+        written_bytes=1024,
+        writes=256,
+        written_lines=16,
+        threadgroup_written_lines=16,
+        unique_written_bytes=1024,
     )
 
 

@@ -228,11 +228,11 @@ def _integer_functions() -> list[str]:
     for t in INTEGERS:
         unsigned = t if t.startswith("u") else "u" + t
         bits = BITS[unsigned[1:]]
-        x = f"(ulong)({unsigned})x"
+        x = f"(ulong)({unsigned})x"  # long has 64 bits, long long 128: __builtin_clzll would count those
         out += [
-            f"METAL_FUNC {t} popcount({t} x) {{ return {t}(__builtin_popcountll({x})); }}",
-            f"METAL_FUNC {t} clz({t} x) {{ return x ? {t}(__builtin_clzll({x})-{64 - bits}) : {t}({bits}); }}",
-            f"METAL_FUNC {t} ctz({t} x) {{ return x ? {t}(__builtin_ctzll({x})) : {t}({bits}); }}",
+            f"METAL_FUNC {t} popcount({t} x) {{ return {t}(__builtin_popcountl({x})); }}",
+            f"METAL_FUNC {t} clz({t} x) {{ return x ? {t}(__builtin_clzl({x})-{64 - bits}) : {t}({bits}); }}",
+            f"METAL_FUNC {t} ctz({t} x) {{ return x ? {t}(__builtin_ctzl({x})) : {t}({bits}); }}",
         ]
     for t, wide in (("int", "long"), ("uint", "ulong"), ("long", "__int128"), ("ulong", "unsigned __int128")):
         shift = 32 if t in ("int", "uint") else 64

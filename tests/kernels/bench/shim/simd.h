@@ -170,7 +170,7 @@ METAL_FUNC ushort __metal_get_simdgroup_size(ushort) { return 32; }
 
 template <typename T> METAL_FUNC T simd_broadcast_first(T x, bench::site s = bench::here()) {
   bench::posts<T> p(x, BENCH_BROADCAST_FIRST, s);
-  return p.at(__builtin_ctzll(p.mask));
+  return p.at(__builtin_ctzl(p.mask));
 }
 
 struct simd_vote {
@@ -202,7 +202,7 @@ METAL_FUNC bool simd_all(bool x, bench::site s = bench::here()) {
 METAL_FUNC bool simd_is_first(bench::site s = bench::here()) {
   ulong active;
   bench::ballot(true, s, active);
-  return uint(__builtin_ctzll(active)) == bench_lane();
+  return uint(__builtin_ctzl(active)) == bench_lane();
 }
 
 template <typename T> METAL_FUNC T quad_sum(T x, bench::site s = bench::here()) {
