@@ -291,6 +291,7 @@ def unqualified_pointers(tree: str) -> Iterator[tuple[Location, str]]:
 
 def _unqualified(kind: str) -> bool:
     """True when something before a * or & in this type has no address space: 'const __generic float *__private'."""
+    kind = re.sub(r"\[[^]]*\]", "", kind)  # an array's length may be a product
     if "lambda" in kind or "(" in kind.split("*")[0].split("&")[0]:
         return False
     pieces = re.split(r"[*&]+", kind)[:-1]
