@@ -13,8 +13,10 @@ _REPLACEMENT = "\ufffd"
 class FastStreamDecoder:
     """`push` gives the text that a token completes, `finish` what was held back.
 
-    All pieces together are what decoding all ids at once gives. `tokenizers.DecodeStream` does the work
-    (about 2 us a token); this class adds the end of the stream, and an answer where it gives up.
+    All pieces together are what decoding all ids at once gives (but for byte tokens that make no
+    character: decoding them at once also spoils good bytes before them, which a stream has given out by
+    then). `tokenizers.DecodeStream` does the work (about 2 us a token); this class adds the end of the
+    stream, and an answer where it gives up.
     """
 
     def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool) -> None:

@@ -142,7 +142,7 @@ def _json_names(node: ast.expr) -> ast.expr:
         def visit_Name(self, name: ast.Name) -> ast.expr:
             return ast.copy_location(ast.Constant(values[name.id]), name) if name.id in values else name
 
-    return Names().visit(node)  # type: ignore[no-any-return]
+    return Names().visit(node)
 
 
 _READERS: tuple[Callable[[str], list[ToolCall]], ...] = (

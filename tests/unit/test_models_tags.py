@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -64,7 +66,7 @@ def test_whole_texts(tags: TagSet, prompt: str, text: str, expected: list[tuple[
 def test_chunks_do_not_matter(sample: tuple[TagSet, str, str, object], cuts: list[int]) -> None:
     tags, prompt, text, _ = sample
     points = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
-    chunks = [text[start:end] for start, end in zip(points, points[1:], strict=False)]
+    chunks = [text[start:end] for start, end in pairwise(points)]
     assert split(tags, chunks, prompt) == split(tags, [text], prompt)
 
 
