@@ -120,7 +120,14 @@ class ClientConnection(asyncio.Protocol):
             elif isinstance(message, Hello):
                 self.refuse("protocol", "a second hello on one connection")
             else:
-                await self._handler.handle(self, message)
+                await self._handle(message)
+
+    async def _handle(self, message: ClientMessage) -> None:
+        try:
+            await self._handler.handle(self, message)
+        except Exception as error:  # one client's message must not leave it, or the others, waiting for ever
+            log.exception("client %s: a %s failed", self.client_id, type(message).__name__)
+            self.refuse("protocol", f"the engine failed to handle a message: {error}")
 
     def _greet(self, message: ClientMessage) -> None:
         if not isinstance(message, Hello):

@@ -28,6 +28,7 @@ import platformdirs
 
 from mlxbatch.config import EngineConfig
 from mlxbatch.errors import EngineError
+from mlxbatch.models.catalog import load_catalog
 
 SOCKET_PATH_MAX = 103  # sun_path holds 104 bytes on macOS, one of them the closing NUL
 KEY_LENGTH = 12
@@ -120,9 +121,10 @@ def absolute(config: EngineConfig) -> EngineConfig:
         path = Path(name).expanduser()
         return str(path.resolve()) if path.exists() else name
 
+    named = config.model in load_catalog()  # a catalog name goes before a folder of that name
     return replace(
         config,
-        model=resolved(config.model),
+        model=config.model if named else resolved(config.model),
         adapter=resolved(config.adapter) if config.adapter else config.adapter,
     )
 

@@ -8,6 +8,7 @@ bytes.
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -48,13 +49,32 @@ class EngineRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Registry:
-    """Reads and writes the engines' records."""
+    """Reads the engines' records, and writes that of the engine in this process, from any thread."""
 
     def __init__(self, runtime: RuntimeDir) -> None:
         self._runtime = runtime
+        self._mutex = threading.Lock()
+        self._record: EngineRecord | None = None
+        self._reserved = 0
 
-    def write(self, record: EngineRecord) -> None:
-        """Replaced whole, so that a reader never sees half of it."""
+    def publish(self, record: EngineRecord) -> None:
+        """Write what has changed of this process's record; its `reserved_bytes` are those of reserve()."""
+        with self._mutex:
+            record = msgspec.structs.replace(record, reserved_bytes=self._reserved)
+            if record != self._record:
+                self._record = record
+                self._write(record)
+
+    def reserve(self, reserved_bytes: int) -> None:
+        """What the engine of this process holds from now on; others count on it when this returns."""
+        with self._mutex:
+            self._reserved = reserved_bytes
+            if self._record is not None and self._record.reserved_bytes != reserved_bytes:
+                self._record = msgspec.structs.replace(self._record, reserved_bytes=reserved_bytes)
+                self._write(self._record)
+
+    def _write(self, record: EngineRecord) -> None:
+        # Replaced whole, so that a reader never sees half of it.
         target = self._runtime.engine(record.key).record
         partial = target.with_suffix(f".{os.getpid()}.tmp")
         partial.write_bytes(msgspec.json.encode(record))

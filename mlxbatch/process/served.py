@@ -155,7 +155,7 @@ class RequestTable:
     def adopt(self, request: ServedRequest, owner: ClientConnection) -> None:
         del self._orphans[request.session, request.request_id]
         if request.finished:
-            del self._requests[request.engine_id]
+            self._requests.pop(request.engine_id, None)
         request.replay(owner)
 
     def sweep(self, now: float) -> None:

@@ -165,9 +165,10 @@ class EngineServer:
     # -- the engine's life ---------------------------------------------------------------------------------
 
     def _set_stage(self, stage: str) -> None:
-        log.info("%s", stage)
-        self._stage = stage
-        self._tell_loading()
+        if stage != self._stage:
+            log.info("%s", stage)
+            self._stage = stage
+            self._tell_loading()
 
     def _set_ready(self, engine: ServedEngine) -> None:
         self._engine = engine
@@ -229,15 +230,15 @@ class EngineServer:
             version=__version__,
             started=self._started,
             ready=self._engine is not None,
-            reserved_bytes=self._engine.reserved_bytes if self._engine is not None else 0,
             clients=len(self._users()),
             requests=self._table.num_unfinished,
             idle_since=None if idle == 0.0 else before or time.time() - idle,
             log=str(self._paths.log),
         )
-        if record != self._record:
-            self._record = record
-            self._registry.write(record)
+        if self._engine is not None:
+            self._registry.reserve(self._engine.reserved_bytes)
+        self._registry.publish(record)
+        self._record = record
 
     # -- clients -------------------------------------------------------------------------------------------
 

@@ -50,9 +50,7 @@ class EngineService:
     `on_loop(function, *args)` hands a call from the engine thread to the socket thread.
     """
 
-    def __init__(
-        self, engine: ServedEngine, driver: EngineDriver, table: RequestTable, on_loop: OnLoop
-    ) -> None:
+    def __init__(self, engine: ServedEngine, driver: EngineDriver, table: RequestTable, on_loop: OnLoop) -> None:
         self._engine = engine
         self._driver = driver
         self._table = table
@@ -72,13 +70,9 @@ class EngineService:
             case Encode() | EncodeChat() | Decode():
                 await self._tokenizer_call(client, message)
             case StatsRequest(call=call):
-                self._driver.post(
-                    lambda engine: on_loop(client.send, Stats(call=call, values=engine.stats()))
-                )
+                self._driver.post(lambda engine: on_loop(client.send, Stats(call=call, values=engine.stats())))
             case SnapshotRequest(call=call):
-                self._driver.post(
-                    lambda engine: on_loop(self._answer_snapshot, client, call, engine.snapshot())
-                )
+                self._driver.post(lambda engine: on_loop(self._answer_snapshot, client, call, engine.snapshot()))
             case Ping(call=call):
                 client.send(Pong(call=call))
             case _:
@@ -158,10 +152,8 @@ class EngineService:
             _refuse(served.owner, served.request_id, error)
 
     def _cancel_by_id(self, client: ClientConnection, message: Cancel) -> None:
-        if message.anyones:
-            request = self._table.get(message.request_id)
-        else:
-            request = client.requests.get(message.request_id)
+        requests = self._table if message.anyones else client.requests
+        request = requests.get(message.request_id)
         if request is not None and not request.finished:
             self.cancel(request)
 
