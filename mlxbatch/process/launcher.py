@@ -23,6 +23,7 @@ from mlxbatch.errors import EngineError
 from mlxbatch.process.link import ConnectionLostError, Link, OnLoading, connect_socket, handshake
 from mlxbatch.process.messages import Hello
 from mlxbatch.process.paths import EnginePaths, FileLock, RuntimeDir, absolute, engine_key, is_alive
+from mlxbatch.process.registry import Registry
 
 LISTEN_SECONDS = 60.0  # a Python that starts on a busy machine
 ATTEMPTS = 3  # an engine may leave just as one comes
@@ -86,9 +87,13 @@ class Launcher:
         raise self._with_log(str(lost) if lost is not None else "the engine does not stay up")
 
     def join(self, greeting: Hello, on_loading: OnLoading | None = None) -> Link | None:
-        """A link to the engine if it runs already."""
-        sock = connect_socket(self.paths.socket)
-        return handshake(sock, greeting, on_loading) if sock is not None else None
+        """A link to a running engine of the model, whatever its other settings; None if there is none."""
+        others = [self._runtime.engine(r.key) for r in Registry(self._runtime).live() if r.model == self.config.model]
+        for paths in [self.paths, *others]:
+            sock = connect_socket(paths.socket)
+            if sock is not None:
+                return handshake(sock, greeting, on_loading)
+        return None
 
     def _start(self) -> None:
         """See to it that somebody listens at the socket, whoever starts it."""

@@ -17,8 +17,7 @@ def load_engine(config: EngineConfig, registry: Registry, key: str, progress: Pr
         progress(f"{what} {100 * done // total} %" if total else what)
 
     resolve(config.model, revision=config.revision, progress=fetching)  # others may load while this one fetches
-    progress(f"{config.model} waits for another engine that is loading")
-    with registry.budgeting():
+    with registry.budgeting(lambda: progress("waiting for another engine that is loading")):
         others = registry.others(key)
         try:
             engine = LocalEngine(config, progress=progress, reserved_elsewhere=reserved(others))

@@ -19,8 +19,6 @@ import stat
 import tempfile
 import time
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -114,19 +112,20 @@ def _make_private(path: Path) -> None:
         raise EngineError(f"cannot use {path} for the engine's socket: {error.strerror or error}") from None
 
 
+def absolute_name(model: str) -> str:
+    """A model's name that no longer depends on the working directory. A catalog name goes before a folder."""
+    return model if model in load_catalog() else _resolved(model)
+
+
+def _resolved(name: str) -> str:
+    path = Path(name).expanduser()
+    return str(path.resolve()) if path.exists() else name
+
+
 def absolute(config: EngineConfig) -> EngineConfig:
-    """The config with file paths that no longer depend on the working directory."""
-
-    def resolved(name: str) -> str:
-        path = Path(name).expanduser()
-        return str(path.resolve()) if path.exists() else name
-
-    named = config.model in load_catalog()  # a catalog name goes before a folder of that name
-    return replace(
-        config,
-        model=config.model if named else resolved(config.model),
-        adapter=resolved(config.adapter) if config.adapter else config.adapter,
-    )
+    """The config with model and adapter by absolute paths, where they are files."""
+    adapter = _resolved(config.adapter) if config.adapter else config.adapter
+    return replace(config, model=absolute_name(config.model), adapter=adapter)
 
 
 def engine_key(config: EngineConfig) -> str:
@@ -151,14 +150,7 @@ class FileLock:
         return self._descriptor is not None
 
     def try_acquire(self) -> bool:
-        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(descriptor)
-            return False
-        self._descriptor = descriptor
-        return True
+        return self._acquire(fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def acquire(self, timeout: float) -> bool:
         """Try for `timeout` seconds."""
@@ -169,21 +161,27 @@ class FileLock:
             time.sleep(0.02)
         return True
 
+    def wait(self) -> None:
+        """Acquire it, however long that takes."""
+        self._acquire(fcntl.LOCK_EX)
+
+    def _acquire(self, operation: int) -> bool:
+        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, operation)
+        except BlockingIOError:
+            os.close(descriptor)
+            return False
+        except BaseException:
+            os.close(descriptor)
+            raise
+        self._descriptor = descriptor
+        return True
+
     def release(self) -> None:
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
-
-    @contextmanager
-    def holding(self) -> Iterator[None]:
-        """Wait for the lock as long as it takes."""
-        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        self._descriptor = descriptor
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            yield
-        finally:
-            self.release()
 
 
 def is_alive(paths: EnginePaths) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -96,10 +96,16 @@ class Registry:
         return [record for record in self.live() if record.key != key]
 
     @contextmanager
-    def budgeting(self) -> Iterator[None]:
+    def budgeting(self, on_wait: Callable[[], None] = lambda: None) -> Iterator[None]:
         """Wait for the engine that is loading just now, if there is one, and keep further ones waiting."""
-        with FileLock(self._runtime.registry_lock).holding():
+        lock = FileLock(self._runtime.registry_lock)
+        if not lock.try_acquire():
+            on_wait()
+            lock.wait()
+        try:
             yield
+        finally:
+            lock.release()
 
 
 def reserved(records: Iterable[EngineRecord]) -> int:
