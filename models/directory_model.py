@@ -28,9 +28,9 @@ def read_directory_model(folder: Path, dtype: mx.Dtype | None) -> ModelParts:
     check_config(config, folder)
     check_safetensors(folder)
     model, config = _load(folder)
-    if dtype == mx.float32:
-        dequantize(model, dtype)
-    if dtype is not None:
+    if dtype is not None:  # None compares with a dtype only by raising
+        if dtype == mx.float32:
+            dequantize(model, dtype)
         cast(model, dtype)
     files = {path for pattern in _FINGERPRINTED for path in folder.glob(pattern)}
     return ModelParts(model, config, load_directory_tokenizer(folder, config), sorted(files))

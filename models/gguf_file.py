@@ -162,7 +162,7 @@ class _Reader:
         count = self.number("<Q", what)
         if kind == _STRING:
             if count > (self.size - self.at) // 8:  # a string takes 8 bytes at least
-                raise self.fail(f"claims {count} strings for {what}")
+                raise self.fail(f"claims {count} strings for {what}, more than the file has room for")
             return [self.text(what) for _ in range(count)]
         if kind not in _SCALARS:
             raise self.fail(f"has an array of unknown type {kind} for {what}")

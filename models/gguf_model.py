@@ -24,7 +24,8 @@ def read_gguf_model(path: Path, dtype: mx.Dtype | None, import_bits: int, progre
     tokenizer = build_tokenizer(file)
     plan = plan_storage(file, import_bits)
     model = build_model(config, path)
-    weights = dict(read_weights(file, plan, config, dtype or _half_precision(file), progress))
+    stored_as = _half_precision(file) if dtype is None else dtype
+    weights = dict(read_weights(file, plan, config, stored_as, progress))
     if hasattr(model, "sanitize"):
         weights = model.sanitize(weights)  # some models settle there whether the output layer is tied
     quantization = _quantize_modules(model, plan)

@@ -25,7 +25,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
 MAX_SOURCE = 1 << 20
 MAX_TEXT = 1 << 23  # characters in one piece, and in everything that one rendering puts out
 MAX_ITEMS = 1 << 19  # in one nested value, what is shared counted each time it is reached
-MAX_STEPS = 2_000_000
+MAX_STEPS = 1_000_000
 MAX_SECONDS = 5.0
 _MAX_NUMBER = 1 << 64
 _MAX_WIDTH = 10_000
