@@ -220,8 +220,9 @@ class BatchRunner:
         if output.logprobs is not None:
             output.logprobs.extend(delta.logprobs)
         self.totals.output_tokens += len(delta.token_ids)
-        if delta.num_cached_tokens:
+        if delta.num_cached_tokens and delta.request_id not in job.cached_tokens:
             job.cached_tokens[delta.request_id] = delta.num_cached_tokens
+            self.totals.cached_tokens += delta.num_cached_tokens
         if delta.finish_reason in ("error", "abort"):
             code = "engine_error" if delta.finish_reason == "error" else "aborted"
             error = RequestError(delta.error or "the request was cancelled from outside this run", code=code)
@@ -231,7 +232,6 @@ class BatchRunner:
         output.finish_reason = delta.finish_reason
         if job.finished:
             self._forget(job)
-            self.totals.cached_tokens += sum(job.cached_tokens.values())
             usage = usage_of(job.prompt_tokens, job.output_tokens, sum(job.cached_tokens.values()))
             record = self._records.answer(job.item, job.outputs, usage, self._engine.tokenizer)
             self._finish(job.item.line, record, failed=False)
