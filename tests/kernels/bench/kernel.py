@@ -18,7 +18,7 @@ import numpy as np
 
 from .compile import Compiler
 from .errors import BenchError, KernelFault
-from .lint import check
+from .lint import Lint
 from .report import Finding, Kind, Report, decode
 from .signature import ArrayType, Signature, dtype_name, signature
 from .toolchain import find_toolchain
@@ -61,6 +61,7 @@ class Bench:
         self.options = options or Options()
         folder = cache or Path(tempfile.gettempdir()) / f"mlxbatch-metal-bench-{os.getuid()}"
         self.compiler = Compiler(find_toolchain(), folder)
+        self.lint = Lint(self.compiler)
         self.reports: deque[Report] = deque(maxlen=1000)
 
     @cached_property
@@ -218,7 +219,7 @@ class MetalKernel:
             library = compiler.library(self.name, made, options.checked)
             if not library.exists():
                 if options.checked:
-                    check(compiler, self.name, made)
+                    self.bench.lint.check(self.name, made)
                 compiler.build(self.name, made, options.checked)
             self._libraries[key] = library
         return self._libraries[key]

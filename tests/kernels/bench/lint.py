@@ -8,9 +8,8 @@ carries an example; a test plants each and expects it to be rejected at its line
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 from .compile import Compiler
 from .errors import SourceRejected
@@ -202,29 +201,41 @@ RULES = (
 )  # fmt: skip
 
 
-def check(compiler: Compiler, name: str, made: Signature) -> None:
-    """Raises SourceRejected with every place where the source breaks a rule."""
-    found = [
-        *_mlx_traps(name, made),
-        *_broken_rules(made.header, f"{name} (header)", True),
-        *_broken_rules(made.source, name, False),
-    ]
-    if not found:  # a source that clang cannot parse has no tree, and clang says why
-        found = list(unqualified_pointers(compiler.syntax_tree(name, made)))
-    if found:
-        raise SourceRejected("\n".join(f"{place}: error: {text}" for place, text in dict.fromkeys(found)))
+class Lint:
+    """Checks sources, each once: variants of a template have the same syntax tree but for their types."""
+
+    def __init__(self, compiler: Compiler):
+        self._compiler = compiler
+        self._clean: set[tuple[str, str]] = set()
+
+    def check(self, name: str, made: Signature) -> None:
+        """Raises SourceRejected with every place where the source breaks a rule."""
+        source = (made.header, made.source)
+        if source not in self._clean:
+            _check_source(self._compiler, name, made)
+            self._clean.add(source)
+        _reject(_mlx_traps(name, made))
 
 
-@lru_cache(maxsize=256)
-def _broken_rules(source: str, file: str, program_scope: bool) -> tuple[tuple[Location, str], ...]:
+def _reject(found: Iterable[tuple[Location, str]]) -> None:
+    lines = [f"{place}: error: {text}" for place, text in dict.fromkeys(found)]
+    if lines:
+        raise SourceRejected("\n".join(lines))
+
+
+def _check_source(compiler: Compiler, name: str, made: Signature) -> None:
+    _reject([*_broken_rules(made.header, f"{name} (header)", True), *_broken_rules(made.source, name, False)])
+    # A source that clang cannot parse has no tree, and clang says why.
+    _reject(unqualified_pointers(compiler.syntax_tree(name, made)))
+
+
+def _broken_rules(source: str, file: str, program_scope: bool) -> Iterator[tuple[Location, str]]:
     tokens = lex(source)
-    found = []
     for rule in RULES:
         if rule.detector is None or (rule.detector is _threadgroup_variable and not program_scope):
             continue
         text = f"{rule.construct}: {rule.reason}"
-        found += [(_location(tokens, i, file), text) for i in rule.detector(tokens)]
-    return tuple(found)
+        yield from ((_location(tokens, i, file), text) for i in rule.detector(tokens))
 
 
 def _location(tokens: Sequence[Token], i: int, file: str) -> Location:
@@ -292,7 +303,7 @@ def unqualified_pointers(tree: str) -> Iterator[tuple[Location, str]]:
 def _unqualified(kind: str) -> bool:
     """True when something before a * or & in this type has no address space: 'const __generic float *__private'."""
     kind = re.sub(r"\[[^]]*\]", "", kind)  # an array's length may be a product
-    if "lambda" in kind or "(" in kind.split("*")[0].split("&")[0]:
+    if "lambda" in kind or "auto" in kind or "(" in kind.split("*")[0].split("&")[0]:
         return False
     pieces = re.split(r"[*&]+", kind)[:-1]
     return any("__generic" in piece or not _QUALIFIED.search(piece) for piece in pieces)
