@@ -152,7 +152,7 @@ def safetensors_with(header: bytes, data: bytes = b"", length: int | None = None
         safetensors_with(b"", length=1 << 62),
         safetensors_with(b"{" * 100),
         safetensors_with(b'{"a": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}}'),
-        safetensors_with(b'{"a": {"dtype": "F32", "shape": [4611686018427387904], "data_offsets": [0, 16]}}', bytes(16)),
+        safetensors_with(b'{"a": {"dtype": "F32", "shape": [4611686018427387], "data_offsets": [0, 16]}}', bytes(16)),
         safetensors_with(b'{"a": {"dtype": "F32", "shape": [4], "data_offsets": [16, 0]}}', bytes(16)),
         safetensors_with(b'{"a": {"dtype": "F32", "shape": [9], "data_offsets": [0, 16]}}', bytes(16)),
         safetensors_with(b'{"a": {"dtype": "X99", "shape": [4], "data_offsets": [0, 16]}}', bytes(16)),
