@@ -37,7 +37,7 @@ class EngineConfig:
     ttft_target: float | None = None  # seconds
     seed: int = 0
     deterministic: bool = False
-    import_bits: int = 16  # how GGUF weights are stored: 16 (the compute dtype), 8 or 4
+    import_bits: int = 0  # how GGUF weights are stored: 16 (the compute dtype), 8 or 4; 0 suits the machine
     chat_template_args: dict[str, object] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -160,7 +160,7 @@ ENGINE_SETTINGS = (
     Setting(
         "deterministic", boolean, "fix the number of rows, so that a GPU rounds the same way", const=True
     ),
-    Setting("import_bits", integer, "bits of weights imported from GGUF: 16, 8 or 4", "BITS"),
+    Setting("import_bits", integer_or_auto, "bits of weights imported from GGUF: auto, 16, 8 or 4", "BITS"),
     Setting("chat_template_args", json_object, "arguments for the chat template", "JSON"),
 )
 
