@@ -90,6 +90,7 @@ class ScriptedEngine:
     """The ServedEngine contract; `burst` tokens per running row and step."""
 
     model_name = "scripted"
+    model_fingerprint = "of a script"
     max_model_len = MAX_MODEL_LEN
     reserved_bytes = 1_000_000
 

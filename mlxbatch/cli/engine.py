@@ -43,7 +43,7 @@ def add_parser(subparsers: Any) -> None:
     add_engine_flags(start)
 
 
-def add_process_flags(parser: argparse.ArgumentParser) -> None:
+def add_process_flags(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     """How an engine process runs, for every command that may start one."""
     group = parser.add_argument_group("engine process")
     group.add_argument(
@@ -54,6 +54,7 @@ def add_process_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--allow-sleep", action="store_true", help="let the Mac fall asleep while requests are running"
     )
+    return group
 
 
 def launch_options(args: argparse.Namespace) -> LaunchOptions:

@@ -7,7 +7,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mlxbatch.cli.engine import add_process_flags
 from mlxbatch.config import EngineConfig
+from mlxbatch.request import Priority
 from mlxbatch.settings import (
     Setting,
     Sources,
@@ -21,7 +23,8 @@ from mlxbatch.settings import (
 )
 
 if TYPE_CHECKING:
-    from mlxbatch.batch.session import RunOptions
+    from mlxbatch.batch.progress import Reporter
+    from mlxbatch.batch.session import OpenEngine, RunOptions
     from mlxbatch.engine.api import EngineClient
 
 DESCRIPTION = """\
@@ -71,6 +74,10 @@ def add_parser(subparsers: Any) -> None:
     for setting in SAMPLING_SETTINGS:
         setting.add_to(sampling)
     add_engine_flags(parser)
+    process = add_process_flags(parser)
+    process.add_argument(
+        "--in-process", action="store_true", help="load the model in this process, shared with nobody; so does --trace"
+    )
     reports = parser.add_argument_group("reports")
     reports.add_argument("--stats", metavar="FILE", help="write the figures of the run as JSON")
     reports.add_argument("--trace", metavar="FILE", help="write steps and requests as a Chrome trace")
@@ -102,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
     tables = None if args.quiet else Console(stderr=True)
     if args.dry_run:
         return dry_run(options, reporter, tables)
-    return run_batch(options, open_local_engine, reporter, tables)
+    return run_batch(options, engine_opener(args, reporter), reporter, tables)
 
 
 def run_options(args: argparse.Namespace, settings: Mapping[str, Any], config: EngineConfig) -> RunOptions:
@@ -127,6 +134,31 @@ def run_options(args: argparse.Namespace, settings: Mapping[str, Any], config: E
         stats=_path(args.stats),
         trace=_path(args.trace),
     )
+
+
+def engine_opener(args: argparse.Namespace, reporter: Reporter) -> OpenEngine:
+    """The engine that this run uses: the model's shared process, or one in this process."""
+    from mlxbatch.cli.engine import launch_options
+
+    options = launch_options(args)
+    if args.in_process or args.trace is not None:
+        return open_local_engine
+
+    def open_shared_engine(config: EngineConfig, *, progress: Callable[[str], None], trace: bool) -> EngineClient:
+        from mlxbatch.process.client import connect
+
+        name = Path(args.output if args.output != "-" else args.input).stem
+        return connect(
+            config,
+            priority=Priority.BATCH,
+            kind="run",
+            title=f"run:{name}",
+            options=options,
+            on_status=lambda status: reporter.note(status.text),
+            on_loading=lambda message: progress(message.stage),
+        )
+
+    return open_shared_engine
 
 
 def open_local_engine(config: EngineConfig, *, progress: Callable[[str], None], trace: bool) -> EngineClient:

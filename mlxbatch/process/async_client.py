@@ -18,6 +18,7 @@ from typing import TypeVar
 from mlxbatch.engine.snapshot import Snapshot
 from mlxbatch.errors import EngineError, MlxbatchError, RequestError
 from mlxbatch.process import frames
+from mlxbatch.process.answer_format import AnswerFormat
 from mlxbatch.process.launcher import Launcher
 from mlxbatch.process.link import READ_SIZE, ConnectionLostError, Link, hello
 from mlxbatch.process.messages import (
@@ -104,6 +105,11 @@ class AsyncEngineClient:
     def max_model_len(self) -> int:
         """Tokens of prompt and answer together; 0 before the first welcome."""
         return self._welcome.max_model_len if self._welcome is not None else 0
+
+    @property
+    def answers(self) -> AnswerFormat:
+        """How the model marks thinking in its answers; nothing before the first welcome."""
+        return self._welcome.answers if self._welcome is not None else AnswerFormat()
 
     @property
     def engine_pid(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import select
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from mlxbatch.config import EngineConfig
 from mlxbatch.engine.api import StreamDecoder
@@ -39,7 +39,14 @@ from mlxbatch.process.messages import (
 )
 from mlxbatch.process.paths import RuntimeDir
 from mlxbatch.process.session import Session
-from mlxbatch.process.status import LinkStatus, RestartBudget, give_up_message, restarting_status
+from mlxbatch.process.stats import stats_since
+from mlxbatch.process.status import (
+    LinkStatus,
+    RestartBudget,
+    give_up_message,
+    joined_status,
+    restarting_status,
+)
 from mlxbatch.request import OutputDelta, Priority, Request, RequestTiming
 
 Reply = Encoded | Decoded | Stats | SnapshotFrame
@@ -112,13 +119,22 @@ class ProcessEngine:
         self._next_call = 1
         self._connection = 0  # counts links, so that call() sees when its question was lost with one
         self._link: Link | None = None
+        self._baseline: dict[str, Any] = {}
         self._connect()
+        if not launcher.started:
+            self._baseline = self._engine_stats()
+            joined = joined_status(self._welcome, launcher.config)
+            self._on_status(joined)
 
     # -- EngineClient --------------------------------------------------------------------------------------
 
     @property
     def model_name(self) -> str:
         return self._welcome.model
+
+    @property
+    def model_fingerprint(self) -> str:
+        return self._welcome.model_fingerprint
 
     @property
     def max_model_len(self) -> int:
@@ -184,7 +200,11 @@ class ProcessEngine:
         return timings
 
     def stats(self) -> dict[str, object]:
-        """The engine's counters since it started, those of other clients included."""
+        """The engine's counters since this client joined it (other clients' work included), or since its last
+        restart, and its state of now."""
+        return stats_since(self._engine_stats(), self._baseline)
+
+    def _engine_stats(self) -> dict[str, Any]:
         return self.call(lambda call: StatsRequest(call=call), Stats).values
 
     def snapshot(self) -> Snapshot:
@@ -278,7 +298,10 @@ class ProcessEngine:
             self._on_status(LinkStatus("lost", message))
             raise EngineError(message)
         self._on_status(restarting_status(unfinished))
+        pid = self.engine_pid
         self._connect()
+        if self.engine_pid != pid:
+            self._baseline = {}
         connection = self._connection
         submits, ended = self._session.resubmissions()
         self._deltas += ended

@@ -39,6 +39,9 @@ class ServedEngine(EngineClient, Protocol):
     def snapshot(self) -> Snapshot: ...
 
     @property
+    def model_fingerprint(self) -> str: ...
+
+    @property
     def reserved_bytes(self) -> int:
         """Memory that this engine may come to hold, for the registry of engines."""
         ...

@@ -78,6 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         model=config.model,
         idle_exit=None if args.idle_exit == "never" else float(args.idle_exit),
         allow_sleep=args.allow_sleep,
+        settings=config.as_dict(),
     )
     paths = runtime.engine(engine_key(config))
     return serve(local_engine_factory(config, registry, paths.key), options, registry, paths)

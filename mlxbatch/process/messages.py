@@ -21,6 +21,7 @@ import msgspec
 
 from mlxbatch.engine.snapshot import Snapshot
 from mlxbatch.errors import RequestError
+from mlxbatch.process.answer_format import AnswerFormat
 from mlxbatch.request import OutputDelta, RequestTiming, SamplingParams, TokenLogprob
 
 PROTOCOL = 1
@@ -149,9 +150,12 @@ class Welcome(Message, frozen=True, kw_only=True, omit_defaults=True, tag="welco
     started: float  # Unix time
     model: str
     model_source: str = ""
+    model_fingerprint: str = ""
+    settings: dict[str, Any] = {}  # the EngineConfig that it was started with
     max_model_len: int = 0
     vocab_size: int = 0
     eos_token_ids: list[int] = []
+    answers: AnswerFormat = AnswerFormat()
 
 
 class Loading(Message, frozen=True, kw_only=True, omit_defaults=True, tag="loading"):

@@ -12,13 +12,14 @@ import logging
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from mlxbatch import __version__
 from mlxbatch.engine.snapshot import Snapshot
 from mlxbatch.errors import MlxbatchError
 from mlxbatch.process import frames
+from mlxbatch.process.answer_format import answer_format
 from mlxbatch.process.awake import Awake
 from mlxbatch.process.connection import ClientConnection
 from mlxbatch.process.driver import EngineDriver, EngineFactory, ServedEngine
@@ -52,11 +53,12 @@ STOP_SECONDS = 10.0  # a step that takes longer is not waited for at the end
 
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
-    """`model` as the user named it; `idle_exit` in seconds, None for never."""
+    """`model` as the user named it; `idle_exit` in seconds, None for never; `settings` is the EngineConfig."""
 
     model: str
     idle_exit: float | None = 1800.0
     allow_sleep: bool = False
+    settings: dict[str, object] = field(default_factory=dict)
 
 
 class EngineServer:
@@ -88,7 +90,7 @@ class EngineServer:
         self._next_client = 1
         self._idle = IdleTimer(options.idle_exit, clock())
         self._started = time.time()
-        self._stage = "starting"
+        self._stage = "starting the engine"
         self._record: EngineRecord | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopped: asyncio.Future[Stopping] | None = None
@@ -267,9 +269,12 @@ class EngineServer:
                 started=self._started,
                 model=engine.model_name,
                 model_source=self._options.model,
+                model_fingerprint=engine.model_fingerprint,
+                settings=self._options.settings,
                 max_model_len=engine.max_model_len,
                 vocab_size=engine.tokenizer.vocab_size,
                 eos_token_ids=sorted(engine.tokenizer.eos_token_ids),
+                answers=answer_format(engine.tokenizer),
             )
         )
 

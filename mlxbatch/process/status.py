@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from mlxbatch.process.messages import Loading, Stopping
+from mlxbatch.config import EngineConfig
+from mlxbatch.process.messages import Loading, Stopping, Welcome
 
 MAX_BARREN_RESTARTS = 3
 
@@ -46,6 +47,18 @@ def restarting_status(unfinished: int) -> LinkStatus:
         return LinkStatus("restarting", "the engine died; it is started again")
     resume = "1 request resumes" if unfinished == 1 else f"{unfinished} requests resume"
     return LinkStatus("restarting", f"the engine died; it is started again, and {resume} where it was cut off")
+
+
+def joined_status(welcome: Welcome, wanted: EngineConfig) -> LinkStatus:
+    """For a client that joined a running engine, whose settings stay whatever this client asked for."""
+    defaults = EngineConfig().as_dict()
+    differing = [
+        f"{name} {welcome.settings[name] or 'auto'} (not {value})"
+        for name, value in wanted.as_dict().items()
+        if value != defaults[name] and name in welcome.settings and welcome.settings[name] != value
+    ]
+    text = f"joined the running engine of {welcome.model}, process {welcome.engine_pid}"
+    return LinkStatus("ready", f"{text}, which keeps {', '.join(differing)}" if differing else text)
 
 
 def give_up_message(log: Path, stopping: Stopping | None) -> str:

@@ -127,7 +127,7 @@ def command_for(engine: str, folder: Path) -> list[str]:
     from tiny_models import write_dir
 
     write_dir("llama", folder / "model")
-    return [sys.executable, "-m", "mlxbatch.cli.main", "run", "-m", "model", "--max-tokens", "24"]
+    return [sys.executable, "-m", "mlxbatch.cli.main", "run", "-m", "model", "--max-tokens", "24", "--in-process"]
 
 
 def main() -> None:
