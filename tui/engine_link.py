@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from typing import Protocol
 
 from mlxbatch.engine.snapshot import Snapshot
+from mlxbatch.process.answer_format import AnswerFormat
 from mlxbatch.process.messages import Submit
 from mlxbatch.process.status import LinkStatus
 from mlxbatch.request import OutputDelta, RequestTiming
@@ -26,6 +27,11 @@ class EngineLink(Protocol):
     @property
     def max_model_len(self) -> int:
         """Tokens of prompt and answer together; 0 while unknown."""
+        ...
+
+    @property
+    def answers(self) -> AnswerFormat:
+        """How the model marks thinking in its answers."""
         ...
 
     @property

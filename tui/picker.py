@@ -36,7 +36,7 @@ class Picker(ModalScreen[tuple[str, str] | None]):
         Binding("up", "step(-1)", show=False),
         Binding("pagedown", "step(8)", show=False),
         Binding("pageup", "step(-8)", show=False),
-        Binding("ctrl+d", "delete", show=False),
+        Binding("ctrl+d", "delete", show=False, priority=True),
     ]
 
     def __init__(
@@ -103,13 +103,15 @@ class Picker(ModalScreen[tuple[str, str] | None]):
             self.dismiss(("choose", event.option_id))
 
     def action_step(self, offset: int) -> None:
+        if not self.is_mounted:
+            return
         options = self.query_one(OptionList)
         if options.option_count:
             last = options.option_count - 1
             options.highlighted = min(last, max(0, (options.highlighted or 0) + offset))
 
     def action_delete(self) -> None:
-        if self._can_delete:
+        if self._can_delete and self.is_mounted:
             self._finish("delete")
 
     def action_cancel(self) -> None:

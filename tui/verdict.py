@@ -12,8 +12,8 @@ Name = Literal["IDLE", "PREFILL-BOUND", "DECODE-BOUND", "SLOT-BOUND", "KV-BOUND"
 STALL_SECONDS = 5.0  # no step for this long although a sequence runs ...
 STALL_STEPS = 20.0  # ... and for this many usual steps, so that a slow model is not called stalled
 RECENT_SECONDS = 10.0
-THRASHING_SHARE = 0.05  # of the recent steps, preempting
-THRASHING_LEAST = 3  # preemptions, so that a single one is no verdict
+THRASHING_STEPS = 60  # of the newest steps ...
+THRASHING_LEAST = 3  # ... so many preemptions: each computes a whole sequence again
 SILENT_SECONDS = 4.0  # no snapshot from the engine for this long (it sends four a second)
 
 EXPLANATIONS: dict[str, str] = {
@@ -56,10 +56,10 @@ def judge(snapshot: Snapshot, age: float = 0.0) -> Verdict:
     if silence is not None:
         return Verdict("STALLED", f"no step for {silence:.0f} s")
 
-    recent = [step for step in snapshot.steps if step.ended >= snapshot.clock - RECENT_SECONDS]
-    preemptions = sum(step.preemptions for step in recent)
-    if preemptions >= THRASHING_LEAST and preemptions >= THRASHING_SHARE * len(recent):
-        return Verdict("THRASHING", f"{preemptions} preemptions in {len(recent)} steps")
+    newest = snapshot.steps[-THRASHING_STEPS:]
+    preemptions = sum(step.preemptions for step in newest)
+    if preemptions >= THRASHING_LEAST:
+        return Verdict("THRASHING", f"{preemptions} preemptions in {len(newest)} steps")
 
     if waiting and snapshot.head_reason:  # without a reason the head is admitted in the next step
         rows = row_cap(snapshot)
@@ -67,6 +67,7 @@ def judge(snapshot: Snapshot, age: float = 0.0) -> Verdict:
             return Verdict("SLOT-BOUND", snapshot.head_reason)
         return Verdict("KV-BOUND", snapshot.head_reason)
 
+    recent = [step for step in snapshot.steps if step.ended >= snapshot.clock - RECENT_SECONDS]
     busy = sum(step.seconds for step in recent)
     prefilling = sum(step.seconds for step in recent if step.prefill_tokens)
     if busy > 0:

@@ -35,6 +35,8 @@ from mlxbatch.engine.snapshot import (
     WaitingRequest,
 )
 from mlxbatch.errors import RequestError
+from mlxbatch.models.tags import detect_tags
+from mlxbatch.process.answer_format import AnswerFormat
 from mlxbatch.process.messages import Submit
 from mlxbatch.request import OutputDelta, RequestTiming
 from mlxbatch.tui.engine_link import LinkEvent, LinkStatus
@@ -76,7 +78,7 @@ class Sequence_:
 
 
 class ScriptedEngine:
-    """`answers` maps a prompt (or a prefix of one) to its words; others get `default`."""
+    """`script` maps a prompt (or a prefix of one) to its words; others get `default`."""
 
     def __init__(
         self,
@@ -86,11 +88,12 @@ class ScriptedEngine:
         slots: int = 8,
         budget: int = 256,
         context: int = 32_768,
-        answers: dict[str, Sequence[str]] | None = None,
+        script: dict[str, Sequence[str]] | None = None,
     ) -> None:
         self.model, self.max_model_len, self.restarts = model, context, 0
+        self.answers = AnswerFormat(tags=detect_tags("<think>"))
         self.max_slots, self.budget, self.total_blocks = slots, budget, blocks
-        self.answers = answers or {}
+        self.script = script or {}
         self.default: Sequence[str] = tuple(f"word{n} " for n in range(400))
         self.clock = 0.0
         self.running: list[Sequence_] = []
@@ -125,7 +128,7 @@ class ScriptedEngine:
         messages = submit.messages or []
         tokens = await self.count_chat(messages)
         prompt = str(messages[-1]["content"]) if messages else ""
-        words = next((words for start, words in self.answers.items() if prompt.startswith(start)), self.default)
+        words = next((words for start, words in self.script.items() if prompt.startswith(start)), self.default)
         limit = submit.params.get("max_tokens") or self.max_model_len - tokens
         system = str(messages[0]["content"]) if messages and messages[0]["role"] == "system" else ""
         self.add(

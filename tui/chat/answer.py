@@ -5,37 +5,17 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Literal, Protocol
+from typing import Literal
 
 from mlxbatch.history.records import AnswerFigures, MessageRecord, Status
+from mlxbatch.process.answer_format import AnswerFormat
 from mlxbatch.request import OutputDelta, RequestTiming
+from mlxbatch.tui.chat.thoughts import Thoughts
 
 Phase = Literal["sending", "waiting", "prefill", "thinking", "decoding", "stopping"]
 
 _STATUS_OF: dict[str, Status] = {"stop": "complete", "length": "length", "abort": "stopped", "error": "error"}
 _RATE_SECONDS = 3.0
-
-
-class ThoughtSplitter(Protocol):
-    """Tells thinking from answer in streamed text."""
-
-    def feed(self, text: str) -> tuple[str, str]:
-        """(thinking, answer) that this text adds; a possible tag is held back."""
-        ...
-
-    def close(self) -> tuple[str, str]:
-        """What was held back, at the end."""
-        ...
-
-
-class NoThoughts:
-    """All text is answer."""
-
-    def feed(self, text: str) -> tuple[str, str]:
-        return "", text
-
-    def close(self) -> tuple[str, str]:
-        return "", ""
 
 
 @dataclass(slots=True)
@@ -44,8 +24,8 @@ class Answer:
 
     message: MessageRecord
     request_id: str
-    splitter: ThoughtSplitter
     clock: Callable[[], float]
+    thoughts: Thoughts = field(default_factory=lambda: Thoughts(AnswerFormat()))
     phase: Phase = "sending"
     started: float = 0.0
     first_token_at: float | None = None
@@ -96,9 +76,9 @@ class Answer:
                 tokens_per_second=self.tokens_per_second() or figures.tokens_per_second,
             )
         self.message.figures = figures
-        self._add(*self.splitter.feed(delta.text), len(delta.token_ids))
+        self._add(*self.thoughts.feed(delta.text), len(delta.token_ids))
         if delta.finish_reason is not None:
-            self._add(*self.splitter.close(), 0)
+            self._add(*self.thoughts.close(), 0)
             self.message.status = _STATUS_OF.get(delta.finish_reason, "complete")
             if delta.error:
                 self.message.note = delta.error
@@ -120,8 +100,6 @@ class Answer:
         if text:
             if self.message.reasoning and self.thinking_until is None:
                 self.thinking_until = self.clock()
-            if not self.message.content:
-                text = text.lstrip("\n")  # templates put line breaks between thinking and answer
             self.message.content += text
         if self.message.reasoning:
             figures = self.message.figures

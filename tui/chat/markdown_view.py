@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from markdown_it import MarkdownIt
 from markdown_it.token import Token
 from textual import on
 from textual.app import ComposeResult
@@ -25,7 +26,7 @@ class CopyButton(Static):
             self.button = button
 
     def __init__(self) -> None:
-        super().__init__("⧉ copy", classes="fence-copy", markup=False)
+        super().__init__("copy", classes="fence-copy", markup=False)
 
     def on_click(self, event: Click) -> None:
         event.stop()
@@ -78,13 +79,34 @@ def _is_open(token: Token) -> bool:
     return end - start < token.content.count("\n") + 2
 
 
+def _new_parser() -> MarkdownIt:
+    """Textual's dialect, but tags are shown as they stand: it would drop them, and a terminal has no HTML."""
+    return MarkdownIt("gfm-like", {"html": False})
+
+
+def drawable(text: str) -> int:
+    """How much of a text that still grows can be drawn: a table's rows wait until they are whole, and its head
+    until the line below it has come, since they would show as bars and dashes meanwhile."""
+    head, newline, partial = text.rpartition("\n")
+    is_row = partial.lstrip().startswith("|")
+    if partial.strip() and not is_row:
+        return len(text)
+    lines = head.split("\n") if newline else []
+    rows = 0
+    while rows < len(lines) and lines[-1 - rows].lstrip().startswith("|"):
+        rows += 1
+    if rows == 1:
+        return len(text) - len(lines[-1]) - 1 - len(partial)
+    return len(text) - (len(partial) if is_row else 0)
+
+
 class AnswerMarkdown(Markdown):
     """Markdown to which text is appended; `show` gives it the whole text as it stands."""
 
     def __init__(self, text: str, *, streaming: bool) -> None:
         self.streaming = streaming
         text = printable(text)
-        super().__init__(text, classes="answer")
+        super().__init__(text, classes="answer", parser_factory=_new_parser)
         self.BLOCKS = {**Markdown.BLOCKS, "fence": CodeFence, "code_block": CodeFence}
         self._shown = len(text)
         self._stream: MarkdownStream | None = None
@@ -92,10 +114,11 @@ class AnswerMarkdown(Markdown):
     async def show(self, text: str, *, finished: bool) -> None:
         """Append what is new in `text`; at the end, finish the last block."""
         text = printable(text)
-        if len(text) > self._shown:
+        ready = len(text) if finished else drawable(text)
+        if ready > self._shown:
             if self._stream is None:
                 self._stream = Markdown.get_stream(self)
-            fresh, self._shown = text[self._shown :], len(text)
+            fresh, self._shown = text[self._shown : ready], ready
             await self._stream.write(fresh)
         if finished and self.streaming:
             self.streaming = False

@@ -25,8 +25,8 @@ def tab_source(sessions: Sequence[ChatSession], snapshot: Snapshot | None) -> So
         state = session.state(snapshot)
         turns = len(session.tree.path())
         content = Content.assemble(
-            f"{index + 1:>2} {STATE_MARKS[state][0] or ' '} {clip(printable(session.title), 44)}",
-            (f" {STATE_WORDS[state]:<18} {turns:>3} messages", _DIM),
+            f"{index + 1:>2} {STATE_MARKS[state][0] or ' '} {clip(printable(session.title), 40)}",
+            (f" {STATE_WORDS[state]:<18} {turns:>4} turns", _DIM),
         )
         items.append((str(index), content))
     return filtered(items)
@@ -57,7 +57,7 @@ def history_source(store: HistoryStore, now: float) -> Source:
                 str(chat.id),
                 Content.assemble(
                     clip(printable(chat.title or "untitled"), 48),
-                    (f" {chat.turns:>3} messages  {when(chat.updated, now)}", _DIM),
+                    (f" {chat.turns:>4} turns  {when(chat.updated, now)}", _DIM),
                 ),
             )
             for chat in store.chats()

@@ -129,32 +129,41 @@ class ChatScreen(Screen[None]):
 
     @property
     def transcript(self) -> Transcript:
-        return self._panes[self.session.chat.id][0]
+        return self._pane()[0]
 
     @property
     def composer(self) -> Composer:
-        return self._panes[self.session.chat.id][1]
+        return self._pane()[1]
 
-    async def show_active(self) -> None:
-        """Put the workspace's active tab on show."""
+    def _pane(self) -> tuple[Transcript, Composer]:
+        """The widgets of the tab on show, made when they are first asked for and mounted by `show_active`."""
         chat = self.session.chat
         if chat.id not in self._panes:
             transcript = Transcript(self.session, id=f"transcript-{chat.id}")
             composer = Composer(chat.draft, id=f"composer-{chat.id}", hint=self._composer_hint())
+            self._panes[chat.id] = transcript, composer
+        return self._panes[chat.id]
+
+    async def show_active(self) -> None:
+        """Put the workspace's active tab on show."""
+        transcript, composer = self._pane()
+        if transcript.parent is None:
             await self._transcripts.mount(transcript)
             await self._composers.mount(composer)
-            self._panes[chat.id] = transcript, composer
-        self._transcripts.current, self._composers.current = self.transcript.id, self.composer.id
+        self._transcripts.current, self._composers.current = transcript.id, composer.id
         self.command_list.close()
-        self.composer.completing = False
-        self.composer.focus()
+        composer.completing = False
+        composer.focus()
         self.app.ensure_engine(self.workspace.active_engine)
         await self.sync()
 
     async def sync(self) -> None:
-        if self.session.chat.id in self._panes:
-            await self.transcript.sync()
-            self.sync_chrome()
+        if not self._transcripts.is_attached:
+            return
+        if self.is_current:
+            self.session.unseen = False
+        await self.transcript.sync()
+        self.sync_chrome()
 
     def sync_chrome(self) -> None:
         """Everything around the transcript."""
@@ -238,7 +247,7 @@ class ChatScreen(Screen[None]):
             composer.border_subtitle = hint
 
     async def on_resize(self, event: Resize) -> None:
-        if self.session.chat.id in self._panes:
+        if self._panes:
             self.sync_chrome()
 
     # The composer
@@ -277,10 +286,11 @@ class ChatScreen(Screen[None]):
         if self.session.streaming:
             self.flash(f"still answering · {self.app.keymap.label('stop')} stops it")
             return
+        question = self.session.add_question(text.strip("\n"))
         self.composer.replace_text("")
         self.composer.history.clear()
         self.transcript.follow()
-        self.run(self.session.send(text.strip("\n")))
+        self.run(self.session.answer_to(question))
         self.app.wake()
 
     @on(Composer.Complete)

@@ -13,12 +13,12 @@ from mlxbatch.history.records import Attachment, ChatRecord, MessageRecord
 from mlxbatch.history.store import HistoryStore
 from mlxbatch.process.messages import Submit, params_to_wire
 from mlxbatch.request import OutputDelta, Priority, RequestTiming, SamplingParams
-from mlxbatch.tui.chat.answer import Answer, NoThoughts, ThoughtSplitter, timed_figures
+from mlxbatch.tui.chat.answer import Answer, timed_figures
 from mlxbatch.tui.chat.prompt import fit_prompt
+from mlxbatch.tui.chat.thoughts import Thoughts
 from mlxbatch.tui.engine_link import EngineLink
 
 TabState = Literal["idle", "waiting", "prefill", "thinking", "decoding", "unseen", "failed"]
-SplitterFactory = Callable[[], ThoughtSplitter]
 TITLE_LENGTH = 40
 
 # A chat that says nothing about sampling gets the engine's defaults, but no limit on its answers.
@@ -35,7 +35,6 @@ class ChatSession:
         link: EngineLink,
         *,
         clock: Callable[[], float] = time.monotonic,
-        splitter: SplitterFactory = NoThoughts,
     ) -> None:
         self.store = store
         self.chat = chat
@@ -47,7 +46,6 @@ class ChatSession:
         self.unseen = False
         self.revision = 0
         self._clock = clock
-        self._splitter = splitter
 
     # What it shows
 
@@ -95,8 +93,8 @@ class ChatSession:
         self.attachments.append(attachment)
         self.revision += 1
 
-    async def send(self, text: str) -> None:
-        """Add the user's turn (a new version, when one is being edited) and have it answered."""
+    def add_question(self, text: str) -> MessageRecord:
+        """Add the user's turn (a new version, when one is being edited). It is saved when this returns."""
         if self.answer is not None:
             raise UsageError("an answer is still streaming here; Esc stops it, Ctrl+N opens another tab")
         parent = self.tree.leaf
@@ -111,7 +109,45 @@ class ChatSession:
         if not self.chat.title:
             self.chat.title = title_of(turn)
         self._save_chat()
-        await self._answer(turn)
+        return turn
+
+    async def answer_to(self, question: MessageRecord) -> None:
+        """Have a user's turn answered; what goes wrong is noted in the answer."""
+        message = self.store.add_message(
+            self.chat, question.id, "assistant", "", status="streaming", model=self.link.model
+        )
+        self.tree.add(message)
+        self._save_chat()
+        answer = Answer(message, str(message.id), self._clock)
+        self.answer = answer
+        self.revision += 1
+        try:
+            params = self.sampling()
+            turns = self.tree.path(question.id)
+            prompt = await fit_prompt(
+                self.chat.system_prompt,
+                turns,
+                self.link.count_chat,
+                context=self.link.max_model_len,
+                max_tokens=params.max_tokens,
+                dropped_before=self._dropped_before(turns),
+            )
+            message.dropped = prompt.dropped
+            answer.thoughts = Thoughts(self.link.answers)  # known now that the engine has counted
+            wire = params_to_wire(params)
+            if self.link.answers.tags.special:
+                wire["skip_special_tokens"] = False  # else the tags would be missing from the text
+            if params.max_tokens is not None and self.link.max_model_len:
+                wire["max_tokens"] = min(params.max_tokens, self.link.max_model_len - prompt.tokens)
+            if answer.phase == "stopping":
+                answer.take(OutputDelta(answer.request_id, 0, (), "", finish_reason="abort"))
+            else:
+                answer.phase = "waiting"
+                await self._submit(answer, prompt.messages, wire)
+        except MlxbatchError as error:
+            answer.fail(str(error))
+        if answer.finished and self.answer is answer:
+            self._end()
 
     async def regenerate(self, message_id: int | None = None) -> None:
         """Another version of an answer (the last one if None); for a user's turn, another answer to it."""
@@ -123,7 +159,7 @@ class ChatSession:
             self._end()
         message = self.tree[target]
         question = message if message.role == "user" else self._question_of(message)
-        await self._answer(question)
+        await self.answer_to(question)
 
     async def stop(self) -> None:
         """End the answer that streams; what there is of it stays."""
@@ -212,40 +248,6 @@ class ChatSession:
             self.revision += 1
 
     # Inside
-
-    async def _answer(self, question: MessageRecord) -> None:
-        message = self.store.add_message(
-            self.chat, question.id, "assistant", "", status="streaming", model=self.link.model
-        )
-        self.tree.add(message)
-        self._save_chat()
-        answer = Answer(message, str(message.id), self._splitter(), self._clock)
-        self.answer = answer
-        self.revision += 1
-        try:
-            params = self.sampling()
-            turns = self.tree.path(question.id)
-            prompt = await fit_prompt(
-                self.chat.system_prompt,
-                turns,
-                self.link.count_chat,
-                context=self.link.max_model_len,
-                max_tokens=params.max_tokens,
-                dropped_before=self._dropped_before(turns),
-            )
-            message.dropped = prompt.dropped
-            wire = params_to_wire(params)
-            if params.max_tokens is not None and self.link.max_model_len:
-                wire["max_tokens"] = min(params.max_tokens, self.link.max_model_len - prompt.tokens)
-            if answer.phase == "stopping":
-                answer.take(OutputDelta(answer.request_id, 0, (), "", finish_reason="abort"))
-            else:
-                answer.phase = "waiting"
-                await self._submit(answer, prompt.messages, wire)
-        except MlxbatchError as error:
-            answer.fail(str(error))
-        if answer.finished and self.answer is answer:
-            self._end()
 
     async def _submit(self, answer: Answer, messages: Sequence[dict[str, object]], params: dict[str, object]) -> None:
         tokens = await self.link.submit(

@@ -64,6 +64,8 @@ class SettingsScreen(ModalScreen[bool]):
 
     @on(Input.Submitted)
     def action_save(self) -> None:
+        if not self.is_mounted:
+            return
         try:
             changes = {name: read_parameter(name, self.query_one(f"#{name}", Input).value) for name in PARAMETERS}
             self._session.set_sampling(changes)

@@ -30,13 +30,13 @@ class Transcript(VerticalScroll, can_focus=False):
     def __init__(self, session: ChatSession, *, id: str) -> None:
         super().__init__(id=id, classes="transcript")
         self.session = session
+        self._turns = Vertical(classes="turns")
         self._limit = MOUNTED
         self._revision = -1
 
     def compose(self) -> ComposeResult:
         # An anchored container shows the end of its content; this one is never shorter than the view, so that
         # a short chat begins at the top.
-        self._turns = Vertical(classes="turns")
         yield self._turns
 
     async def on_mount(self) -> None:
@@ -57,7 +57,7 @@ class Transcript(VerticalScroll, can_focus=False):
 
     async def sync(self) -> None:
         """Bring the widgets in line with the session: new turns, another version, streamed text."""
-        if self._revision == self.session.revision or not self.is_attached:
+        if self._revision == self.session.revision or not self._turns.is_attached:
             return
         self._revision = self.session.revision
         path = self.session.tree.path()
@@ -88,13 +88,17 @@ class Transcript(VerticalScroll, can_focus=False):
             view.redraw_header()
 
     async def show_more(self) -> bool:
-        """Mount older messages. False when all are there."""
-        if len(self.session.tree.path()) <= self._limit:
+        """Mount older messages above those there; the view stays where it is. False when all are there."""
+        path = self.session.tree.path()
+        hidden = max(0, len(path) - self._limit)
+        if not hidden:
             return False
         self._limit += MORE
-        await self._turns.remove_children()
-        self._revision = -1
-        await self.sync()
+        oldest = self.views[0]
+        still_hidden = max(0, len(path) - self._limit)
+        await self._show_notices(still_hidden, any_messages=True)
+        await self._turns.mount(*(self._view(path, index) for index in range(still_hidden, hidden)), before=oldest)
+        self.call_after_refresh(self.scroll_to_widget, oldest, animate=False, top=True)
         return True
 
     def follow(self) -> None:

@@ -10,8 +10,7 @@ from mlxbatch.engine.snapshot import Snapshot
 from mlxbatch.history.records import ChatRecord
 from mlxbatch.history.store import HistoryStore
 from mlxbatch.request import OutputDelta, RequestTiming
-from mlxbatch.tui.chat.answer import NoThoughts
-from mlxbatch.tui.chat.session import ChatSession, SplitterFactory
+from mlxbatch.tui.chat.session import ChatSession
 from mlxbatch.tui.engine_link import EngineLink, LinkEvent, LinkStatus
 
 LinkFactory = Callable[[str], EngineLink]
@@ -37,7 +36,6 @@ class Workspace:
         model: str,
         *,
         clock: Callable[[], float] = time.monotonic,
-        splitter: SplitterFactory = NoThoughts,
         system_prompt: str = "",
         sampling: dict[str, object] | None = None,
     ) -> None:
@@ -48,7 +46,6 @@ class Workspace:
         self.engines: dict[str, EngineView] = {}
         self.clock = clock
         self._link_factory = link_factory
-        self._splitter = splitter
         self._system_prompt = system_prompt
         self._sampling = dict(sampling or {})
 
@@ -142,8 +139,6 @@ class Workspace:
             session = self._session_of(engine, event.request_id)
             if session is not None:
                 session.take(event)
-                if session is self.active:
-                    session.unseen = False
         elif isinstance(event, RequestTiming):
             for session in self.sessions:
                 if session.link is engine.link:
@@ -194,7 +189,7 @@ class Workspace:
 
     def _append(self, chat: ChatRecord) -> None:
         engine = self.engine_for(chat.model or self.model)
-        self.sessions.append(ChatSession(self.store, chat, engine.link, clock=self.clock, splitter=self._splitter))
+        self.sessions.append(ChatSession(self.store, chat, engine.link, clock=self.clock))
 
     def _save_tabs(self) -> None:
         active = self.active.chat.id if self.sessions else None

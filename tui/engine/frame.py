@@ -64,9 +64,10 @@ def verdict_line(snapshot: Snapshot, view: ViewState, verdict: Verdict, width: i
     queue = f", {snapshot.waiting_count} waiting" if snapshot.waiting_count else ""
     reason = f": {verdict.reason}" if verdict.reason else ""
     used, cached = pool_shares(snapshot)
+    kv = f"{used} in use + {cached} cached" if width >= FULL_WIDTH else f"{used} + {cached}"
     parts: list[list[Piece]] = [
         [(slots + queue, "strong"), (reason, verdict.severity if reason else "text")],
-        [("KV ", "dim"), (f"{used} in use + {cached} cached", "text")],
+        [("KV ", "dim"), (kv, "text")],
         [(f"{rate(snapshot.rates.decode)} tok/s", "strong")],
     ]
     now = snapshot.eff.now

@@ -40,16 +40,15 @@ def waiting_rows(snapshot: Snapshot, view: ViewState, width: int, height: int) -
     shown = snapshot.waiting[: max(1, height)]
     hidden = snapshot.waiting_count - len(shown)
     name_width = max(6, width - 29)
-    for request in shown:
+    for index, request in enumerate(shown):
         name = request_name(snapshot, view, request.request_id, request.label, request.client, name_width)
         line = Line((name, "text" if request.request_id in view.own else "dim"))
         line.add(f"{count(request.prompt_tokens):>7} tok ", "text")
         hit = f"hit {count(request.hit_tokens)}" if request.hit_tokens else ""
-        line.add(f"{'preempted' if request.preempted else hit:<10}", "warn" if request.preempted else "cached")
-        line.add(f"{seconds(request.waited):>7}", "dim")
+        line.add(f"{'preempted' if request.preempted else hit:<9} ", "warn" if request.preempted else "cached")
+        last = index == len(shown) - 1
+        line.add(f"{f'+{count(hidden)}' if hidden and last else seconds(request.waited):>7}", "dim")
         lines.append(line)
-    if hidden and lines:
-        lines[-1].fit(width - 7).add(f" (+{count(hidden)})".rjust(7), "dim")
     return lines
 
 

@@ -104,10 +104,12 @@ class EngineScreen(Screen[None]):
         self._open_chat = open_chat
         self._view = ViewState()
         self._frozen: tuple[Snapshot, float] | None = None  # and when it had arrived
+        self._bar = EngineBar()
+        self._body = EngineView()
 
     def compose(self) -> ComposeResult:
-        yield EngineBar()
-        yield EngineView()
+        yield self._bar
+        yield self._body
         yield KeyHints(_HINTS if self._open_chat is not None else _TOP_HINTS, self._keymap)
 
     def on_mount(self) -> None:
@@ -120,10 +122,8 @@ class EngineScreen(Screen[None]):
         engine = self._engine()
         snapshot, arrived = self._frozen or (engine.snapshot, engine.arrived)
         self._view = replace(self._view, own=dict(self._own()), frozen=0.0 if self._frozen else None)
-        self.query_one(EngineBar).show(self._tabs(), model_facts(snapshot, self.size.width))
-        self.query_one(EngineView).show(
-            snapshot, self._view, status=engine.status.text, age=lambda: self._clock() - arrived
-        )
+        self._bar.show(self._tabs(), model_facts(snapshot, self.size.width))
+        self._body.show(snapshot, self._view, status=engine.status.text, age=lambda: self._clock() - arrived)
 
     @property
     def snapshot(self) -> Snapshot | None:

@@ -1,0 +1,487 @@
+"""What a user does in the chat, against a scripted engine."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from scenes import ANSWER, FORK_ANSWER, QUESTION, earlier_chats, scripted
+from scripted_engine import ScriptedEngine
+from stage import Stage, on_stage, run
+from textual.widgets import Input
+
+from mlxbatch.history.store import HistoryStore
+from mlxbatch.process.status import LinkStatus
+from mlxbatch.tui.chat.message_view import MessageView
+from mlxbatch.tui.engine.screen import EngineScreen
+from mlxbatch.tui.keymap import Keymap
+
+
+def contents(stage: Stage) -> list[str]:
+    return [turn.content for turn in stage.workspace.active.tree.path()]
+
+
+def reopened(folder: Path) -> HistoryStore:
+    return HistoryStore(folder / "history.sqlite3")
+
+
+def test_three_tabs_answer_at_once(tmp_path: Path) -> None:
+    async def scene() -> None:
+        engine = ScriptedEngine(script={name: [f"{name}{n} " for n in range(40)] for name in ("a", "b", "c")})
+        async with on_stage(tmp_path, engine) as stage:
+            for name in ("a", "b", "c"):
+                await stage.say(name)
+                await stage.press("ctrl+n")
+            await stage.play(10)
+            assert [len(slot.label) for slot in engine.snapshot().slots] == [1, 1, 1]
+            assert stage.line(0).count("●") == 3
+            for index, name in enumerate("abc"):
+                await stage.app.chat_screen.select_tab(index)
+                await stage.settle()
+                assert f"{name}8" in stage.text()
+                assert f"{name}30" not in stage.text()
+            await stage.play(40)
+            assert all(session.answer is None for session in stage.workspace.sessions)
+            assert stage.line(0).count("✓") == 2  # the one on show has been seen
+
+    run(scene())
+
+
+def test_stop_keeps_what_there_is(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with on_stage(tmp_path) as stage:
+            await stage.say("go on")
+            await stage.play(12)
+            await stage.press("escape")
+            await stage.settle()
+            answer = stage.workspace.active.tree.path()[-1]
+            assert answer.status == "stopped"
+            assert answer.content.startswith("word0 word1 ")
+            assert "■ stopped" in stage.text()
+            assert not stage.engine.running
+            await stage.say("and again")  # the tab is free for the next message
+            assert len(stage.engine.queue) + len(stage.engine.running) == 1
+        with reopened(tmp_path) as store:
+            (chat,) = store.chats()
+            assert [m.status for m in store.messages(chat.id)] == ["complete", "stopped", "complete", "interrupted"]
+
+    run(scene())
+
+
+def test_regenerate_adds_a_version_and_keeps_the_old(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with on_stage(tmp_path, scripted(), prepare=earlier_chats) as stage:
+            assert "‹ 2/3 ›" in stage.text()
+            await stage.press("ctrl+r")
+            await stage.play(3)
+            assert "‹ 4/4 ›" in stage.text()
+            await stage.press("ctrl+r")  # while it streams: the answer is stopped, another begins
+            await stage.play(150)
+            assert "‹ 5/5 ›" in stage.text()
+            path = stage.workspace.active.tree.path()
+            assert path[-1].content == ANSWER
+            versions = [stage.workspace.active.tree[v] for v in stage.workspace.active.tree.versions(path[-1].id)]
+            assert versions[0].content == "Because of block tables."
+            assert versions[3].status == "stopped"
+            await stage.press("up", "left", "left")
+            assert "‹ 3/5 ›" in stage.text()
+            assert "It does not need any." in stage.text()
+            await stage.press("right")
+            assert "‹ 4/5 ›" in stage.text()
+
+    run(scene())
+
+
+def test_edit_makes_a_version_of_the_question(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with on_stage(tmp_path, scripted(), prepare=earlier_chats) as stage:
+            await stage.press("up", "up", "e")
+            assert stage.app.chat_screen.composer.text == QUESTION
+            assert "edit message" in stage.text()
+            await stage.press("escape")
+            assert "edit message" not in stage.text()
+            await stage.press("up", "up", "e")
+            await stage.type(" Be brief.")
+            await stage.press("enter")
+            await stage.play(2)
+            assert contents(stage)[0] == QUESTION + " Be brief."
+            assert "‹ 2/2 ›" in stage.text()
+            first = stage.workspace.active.tree.path()[0]
+            assert stage.workspace.active.tree.versions(first.id)[0] != first.id
+
+    run(scene())
+
+
+def test_branch_opens_a_tab_with_the_turns_so_far(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with on_stage(tmp_path, scripted(), prepare=earlier_chats) as stage:
+            await stage.press("up", "b")
+            assert len(stage.workspace.sessions) == 2
+            assert stage.workspace.active.title == "paged attention (branch)"
+            assert contents(stage) == [QUESTION, ANSWER]
+            await stage.say("And what happens on a fork?")
+            await stage.play(2)
+            await stage.press("ctrl+pageup")
+            assert contents(stage) == [QUESTION, ANSWER]
+
+    run(scene())
+
+
+def test_copy_a_message_and_its_code(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with on_stage(tmp_path, prepare=earlier_chats) as stage:
+            await stage.press("up", "y")
+            assert stage.app.clipboard == ANSWER
+            assert f"copied {len(ANSWER):,} characters" in stage.text()
+            await stage.press("c")
+            assert stage.app.clipboard.startswith("def slot(pos, table, bs=16):")
+            await stage.press("escape")
+            await stage.say("/copy")
+            assert stage.app.clipboard == ANSWER
+            await stage.pilot.click(".fence-copy")
+            assert stage.app.clipboard.startswith("def slot")
+
+    run(scene())
+
+
+def test_several_lines_are_typed_and_pasted_without_sending(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with on_stage(tmp_path) as stage:
+            await stage.press("a", "ctrl+j", "b")
+            assert stage.app.chat_screen.composer.text == "a\nb"
+            await stage.type("\n/c\nd")
+            await stage.press("enter")
+            assert contents(stage)[0] == "a\nb\n/c\nd"
+            assert stage.app.chat_screen.composer.text == ""
+
+    run(scene())
+
+
+def test_drafts_and_tabs_are_there_after_a_restart(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with on_stage(tmp_path, scripted()) as stage:
+            await stage.say("Why so?")
+            await stage.play(4)
+            await stage.press("ctrl+n")
+            await stage.type("half a thought")
+        async with on_stage(tmp_path, scripted()) as stage:
+            assert [session.title for session in stage.workspace.sessions] == ["Why so?", "new chat"]
+            assert stage.app.chat_screen.composer.text == "half a thought"
+            await stage.press("ctrl+pageup")
+            assert "■ interrupted" in stage.text()
+            assert contents(stage)[1].startswith("Each sequence")
+
+    run(scene())
+
+
+def test_each_second_of_streaming_is_saved(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with on_stage(tmp_path, scripted()) as stage:
+            await stage.say("Why so?")
+            await stage.play(6)
+            stage.workspace.autosave()
+            with reopened(tmp_path) as other:  # as after a kill: read by somebody else
+                (chat,) = other.chats()
+                assert other.messages(chat.id)[1].content == contents(stage)[1] != ""
+                assert other.messages(chat.id)[1].status == "streaming"
+
+    run(scene())
+
+
+def test_prompt_history(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with on_stage(tmp_path, prepare=earlier_chats) as stage:
+            composer = stage.app.chat_screen.composer
+            await stage.type("typed")
+            await stage.press("alt+up")
+            assert composer.text == QUESTION
+            await stage.press("alt+up")
+            assert composer.text == "What does fork copy?"
+            await stage.press("alt+down", "alt+down")
+            assert composer.text == "typed"
+            await stage.press("ctrl+f")
+            await stage.press(*"flag", "enter")
+            assert composer.text == "Which flag resumes a run?"
+
+    run(scene())
+
+
+def test_search_opens_the_message(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with on_stage(tmp_path, prepare=earlier_chats) as stage:
+            await stage.press("ctrl+s")
+            await stage.press(*"perfetto", "enter")
+            assert stage.workspace.active.title == "Reading a Chrome trace"
+            focused = stage.app.focused
+            assert isinstance(focused, MessageView)
+            assert focused.message.content == "How do I open a trace in Perfetto?"
+            assert len(stage.workspace.sessions) == 2
+
+    run(scene())
+
+
+def test_search_finds_a_hidden_version_and_shows_it(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with on_stage(tmp_path, prepare=earlier_chats) as stage:
+            await stage.press("ctrl+s")
+            await stage.press(*"does not need any", "enter")
+            assert contents(stage)[-1] == "It does not need any."
+            assert "‹ 3/3 ›" in stage.text()
+
+    run(scene())
+
+
+def test_chats_are_deleted_only_on_yes(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with on_stage(tmp_path, prepare=earlier_chats) as stage:
+            await stage.say("/delete")
+            assert "for good?" in stage.text()
+            await stage.press("n")
+            assert stage.workspace.active.title == "paged attention"
+            await stage.say("/delete")
+            await stage.press("y")
+            assert stage.workspace.active.title == "new chat"
+            assert "paged attention" not in [chat.title for chat in stage.workspace.store.chats()]
+
+    run(scene())
+
+
+def test_settings_reach_the_engine_and_the_history(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with on_stage(tmp_path) as stage:
+            await stage.say("/set temperature 0.2")
+            await stage.say("/system Answer in French.")
+            await stage.press("f2")
+            stage.app.screen.query_one("#max_tokens", Input).value = "7"
+            stage.app.screen.query_one("#temperature", Input).value = "9e999"
+            await stage.press("tab", "enter")
+            assert "✗ temperature must be" in stage.text()  # nothing is saved while something is wrong
+            stage.app.screen.query_one("#temperature", Input).value = ""
+            await stage.press("enter")
+            await stage.say("hello")
+            submit = stage.engine.submitted[0]
+            assert submit.params == {"max_tokens": 7}
+            assert submit.messages == [
+                {"role": "system", "content": "Answer in French."},
+                {"role": "user", "content": "hello"},
+            ]
+            await stage.play(12)
+            assert "cut at max_tokens" in stage.text()
+        with reopened(tmp_path) as store:
+            chat = store.chat(store.chats()[0].id)
+            assert (chat.system_prompt, chat.sampling) == ("Answer in French.", {"max_tokens": 7})
+
+    run(scene())
+
+
+@pytest.mark.parametrize(
+    ("typed", "shown"),
+    [
+        ("/nonsense", "there is no command /nonsense"),
+        ("/xyzzy", "/help lists the commands"),
+        ("/set temprature 1", "did you mean temperature?"),
+        ("/set top_k much", "top_k must be a whole number"),
+        ("/file missing.txt", "cannot read missing.txt"),
+        ("/export pdf", "write /export md or /export json"),
+        ("/theme plaid", "there is no theme 'plaid'"),
+        ("/branch", "there is nothing to branch from yet"),
+    ],
+)
+def test_mistakes_are_explained(tmp_path: Path, typed: str, shown: str) -> None:
+    async def scene() -> None:
+        async with on_stage(tmp_path) as stage:
+            errors = []
+            stage.app.chat_screen.complain = lambda error: errors.append(str(error))  # type: ignore[method-assign]
+            await stage.type(typed)
+            stage.app.chat_screen.command_list.close()
+            await stage.press("enter")
+            assert len(errors) == 1
+            assert shown in errors[0]
+            assert not stage.engine.submitted
+
+    run(scene())
+
+
+def test_files_go_into_the_prompt(tmp_path: Path) -> None:
+    notes = tmp_path / "my notes.md"
+    notes.write_text("Blocks hold 16 tokens.\n")
+
+    async def scene() -> None:
+        async with on_stage(tmp_path) as stage:
+            await stage.say(f'/file "{notes}"')
+            assert "message + my notes.md (23 B)" in stage.text()
+            await stage.say("Summarise.")
+            (message,) = stage.engine.submitted[0].messages
+            assert message["content"] == "File my notes.md:\n```\nBlocks hold 16 tokens.\n```\n\nSummarise."
+            assert "▤ my notes.md" in stage.text()
+            await stage.play(2)
+            assert "message + my notes.md" not in stage.text()  # it went with that message only
+
+    run(scene())
+
+
+def test_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    async def scene() -> None:
+        async with on_stage(tmp_path, prepare=earlier_chats) as stage:
+            await stage.say("/export md")
+            await stage.say("/export json all.json")
+            assert "written to all.json" in stage.text()
+
+    run(scene())
+    assert ANSWER.splitlines()[0] in (tmp_path / "paged-attention.md").read_text()
+    assert len(json.loads((tmp_path / "all.json").read_text())["messages"]) == 4
+
+
+def test_context_full_drops_the_oldest_turns_visibly(tmp_path: Path) -> None:
+    async def scene() -> None:
+        engine = ScriptedEngine(context=120, script={"q": ["ok "] * 3})
+        async with on_stage(tmp_path, engine, system_prompt="stay") as stage:
+            for number in range(6):
+                await stage.say(f"q{number} " + "w " * 10)
+                await stage.play(6)
+            messages = engine.submitted[-1].messages
+            assert messages[0] == {"role": "system", "content": "stay"}
+            assert messages[1]["content"].startswith("q")
+            assert messages[1]["content"][:2] != "q0"
+            assert messages[-1]["content"].startswith("q5")
+            assert "context full: the" in stage.text()
+            dropped = [turn.dropped for turn in stage.workspace.active.tree.path() if turn.role == "assistant"]
+            assert dropped[0] == 0
+            assert dropped == sorted(dropped)
+            assert len(set(dropped)) < 4  # one cut serves several turns, so that the cached prefix stays
+
+    run(scene())
+
+
+def test_a_message_that_can_never_fit_is_refused_with_the_reason(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with on_stage(tmp_path, ScriptedEngine(context=50)) as stage:
+            await stage.say("w " * 80)
+            assert "✗ failed" in stage.text()
+            assert "and the model's context" in stage.text()
+            assert not stage.engine.submitted
+
+    run(scene())
+
+
+def test_a_restarted_engine_leaves_a_note_and_the_text_goes_on(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with on_stage(tmp_path, scripted()) as stage:
+            await stage.say("Why so?")
+            await stage.play(10)
+            stage.engine.tell(LinkStatus("restarting", "the engine died; it is started again"))
+            await stage.settle()
+            assert "the engine died; it is started again" in stage.text()
+            stage.engine.tell(LinkStatus("ready"))
+            await stage.play(150)
+            assert "the engine was restarted" in stage.text()
+            assert contents(stage)[1] == ANSWER
+
+    run(scene())
+
+
+def test_control_characters_of_an_answer_do_not_reach_the_terminal(tmp_path: Path) -> None:
+    async def scene() -> None:
+        engine = ScriptedEngine(script={"evil": ["\x1b]0;owned\x07 ", "\x9b31m ", "<b>kept</b> ", "`\x1b[2J`"]})
+        async with on_stage(tmp_path, engine) as stage:
+            await stage.say("evil \x1b[31m prompt")
+            await stage.play(8)
+            text = stage.text()
+            assert "\x1b" not in text and "\x07" not in text and "\x9b" not in text
+            assert "␛]0;owned␇" in text
+            assert "<b>kept</b>" in text
+
+    run(scene())
+
+
+def test_the_keymap_of_the_user_holds(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with on_stage(tmp_path, keymap=Keymap({"engine": "f5", "new": "f6"})) as stage:
+            assert "F5 engine" in stage.text()
+            await stage.press("ctrl+g")
+            assert not isinstance(stage.app.screen, EngineScreen)
+            await stage.press("f5")
+            assert isinstance(stage.app.screen, EngineScreen)
+
+    run(scene())
+
+
+def test_tab_switcher_closes_and_switches(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with on_stage(tmp_path) as stage:
+            for name in ("alpha", "beta", "gamma"):
+                await stage.say(name)
+                await stage.press("ctrl+n")
+            await stage.press("ctrl+t")
+            await stage.press(*"alpha", "ctrl+d")
+            assert [session.title for session in stage.workspace.sessions] == ["beta", "gamma", "new chat"]
+            await stage.press("ctrl+t")
+            await stage.press(*"gam", "enter")
+            assert stage.workspace.active.title == "gamma"
+            await stage.press("ctrl+t", "escape")
+            assert "alpha" in [chat.title for chat in stage.workspace.store.chats()]
+
+    run(scene())
+
+
+def test_the_model_of_a_chat_can_be_changed(tmp_path: Path) -> None:
+    async def scene() -> None:
+        choices = [("Qwen3-4B-4bit", "loaded"), ("tiny", "for a look")]
+        async with on_stage(tmp_path, model_choices=lambda: choices) as stage:
+            await stage.press("ctrl+l")
+            await stage.press(*"tin", "enter")
+            assert set(stage.workspace.engines) == {"Qwen3-4B-4bit", "tiny"}
+            await stage.press("ctrl+l")
+            await stage.press(*"org/some-repo", "enter")
+            assert "org/some-repo" in stage.workspace.engines
+
+    run(scene())
+
+
+def test_long_chats_mount_their_newest_turns_first(tmp_path: Path) -> None:
+    def long_chat(store: HistoryStore) -> None:
+        chat = store.create_chat(title="long")
+        parent = None
+        for number in range(100):
+            role = "user" if number % 2 == 0 else "assistant"
+            parent = store.add_message(chat, parent, role, f"turn {number}").id
+        store.save_tabs([chat.id], chat.id)
+
+    async def scene() -> None:
+        async with on_stage(tmp_path, prepare=long_chat) as stage:
+            assert len(stage.app.chat_screen.transcript.views) == 40
+            assert "turn 99" in stage.text()
+            for _ in range(40):
+                await stage.pilot.press("pageup")
+                if len(stage.app.chat_screen.transcript.views) > 40:
+                    break
+            await stage.settle()
+            assert len(stage.app.chat_screen.transcript.views) == 80
+            assert "more below" in stage.text()
+            assert "turn 60" in stage.text()  # what was at the top before older turns came
+            await stage.press("ctrl+end")
+            assert "turn 99" in stage.text()
+            assert "more below" not in stage.text()
+
+    run(scene())
+
+
+def test_streamed_markdown_equals_markdown_given_at_once(tmp_path: Path) -> None:
+    text = FORK_ANSWER.partition("</think>\n\n")[2] + "\n\n" + ANSWER
+
+    async def scene() -> None:
+        engine = ScriptedEngine(script={"q": [text[n : n + 3] for n in range(0, len(text), 3)]})
+        async with on_stage(tmp_path, engine, size=(99, 80)) as stage:
+            await stage.say("q")
+            while stage.workspace.streaming:
+                await stage.play(9)
+            streamed = stage.text().splitlines()[3:70]
+        async with on_stage(tmp_path, engine, size=(99, 80)) as stage:
+            assert stage.text().splitlines()[3:70] == streamed
+        assert any("┃ def slot" in line for line in streamed)
+        assert any("copied" in line for line in streamed)
+
+    run(scene())
