@@ -90,14 +90,18 @@ class Scene:
         unflushed: int | None = None,
     ) -> None:
         self.case = case
-        self._random = np.random.default_rng(seed)
+        # Apart, so that contents, queries and sinks do not depend on where the contents are stored, nor a row's
+        # on the rows after it.
+        self._places, self._contents, self._queries, self._sinks = (
+            np.random.default_rng([seed, stream]) for stream in range(4)
+        )
         if case.latent:
             case = replace(case, kv_heads=1, key_dim=LATENT, value_dim=ROPE)
         heads, block = case.kv_heads, case.block_size
         plans = [self._plan(case, n, q, unflushed) for n, q in zip(lengths, oldest, strict=True)]
         counts = [flushed // block - first for first, flushed in plans]
-        ids = self._random.permutation(sum(counts)) + 1
-        slots = self._random.permutation(len(lengths) + 1)
+        ids = self._places.permutation(sum(counts)) + 1
+        slots = self._places.permutation(len(lengths) + 1)
         dense_k = np.full((len(ids) + 1, heads, block, case.key_dim), np.nan)
         dense_v = np.full((len(ids) + 1, heads, block, case.value_dim), np.nan)
         self._codes = self._code_arrays(case, len(ids) + 1) if case.bits else None
@@ -144,7 +148,7 @@ class Scene:
         """First block and flushed length: any that the engine may reach."""
         block = case.block_size
         held = (
-            unflushed if unflushed is not None else int(self._random.integers(0, case.tail_len - block + 1))
+            unflushed if unflushed is not None else int(self._places.integers(0, case.tail_len - block + 1))
         )
         least = -(-max(0, length - case.tail_len) // block) * block
         flushed = max(least, max(0, min(length - held, oldest)) // block * block)
@@ -175,18 +179,18 @@ class Scene:
         )
 
     def random(self, *shape: int) -> mx.array:
-        return self._array(self._random.standard_normal(shape))
+        return self._array(self._contents.standard_normal(shape))
 
     def _array(self, values: np.ndarray) -> mx.array:
         return mx.array(values.astype(np.float32)).astype(self.case.mlx_dtype)
 
-    def _sinks(self) -> mx.array | None:
+    def sinks(self) -> mx.array | None:
         case = self.case
         if not case.sinks:
             return None
-        return mx.array(self._random.standard_normal(case.kv_heads * case.group).astype(np.float32))
+        return mx.array(self._sinks.standard_normal(case.kv_heads * case.group).astype(np.float32))
 
-    def _expected(
+    def expected(
         self,
         queries: list[np.ndarray],
         i: int,
@@ -206,12 +210,15 @@ class Scene:
         logits = None if sinks is None else numpy64(sinks)
         return attention(queries[0], keys, values, positions, scale=case.scale, sinks=logits, **options)
 
-    def _queries(self, rows: int, count: int) -> list[mx.array]:
+    def queries(self, rows: int, count: int) -> list[mx.array]:
+        """One array, or for latent attention two: the latent part and the rotary one, which is scaled already."""
         case = self.case
+        heads = case.group if case.latent else case.kv_heads * case.group
+        width = LATENT + ROPE if case.latent else case.key_dim
+        both = self._queries.standard_normal((rows, heads, count, width))
         if not case.latent:
-            return [self.random(rows, case.kv_heads * case.group, count, case.key_dim)]
-        rope = self.random(rows, case.group, count, ROPE)
-        return [self.random(rows, case.group, count, LATENT), (rope * case.scale).astype(case.mlx_dtype)]
+            return [self._array(both)]
+        return [self._array(both[..., :LATENT]), self._array(both[..., LATENT:] * case.scale)]
 
 
 def decode_scene(
@@ -247,13 +254,13 @@ def run_decode(
 ) -> tuple[np.ndarray, np.ndarray]:
     """What `implementation` gives and what the oracle expects, [rows, Hq, q_len, Dv]."""
     scene, layout = decode_scene(case, lengths, q_len, seed, unflushed)
-    queries, sinks = scene._queries(len(lengths), q_len), scene._sinks()
+    queries, sinks = scene.queries(len(lengths), q_len), scene.sinks()
     if case.latent:
         got = implementation.decode_latent(*queries, scene.kv, layout, case.spec)
     else:
         got = implementation.decode(*queries, scene.kv, layout, case.spec, sinks)
     expected = [
-        scene._expected([numpy64(q)[i] for q in queries], i, np.arange(n - q_len, n), sinks, [])
+        scene.expected([numpy64(q)[i] for q in queries], i, np.arange(n - q_len, n), sinks, [])
         for i, n in enumerate(lengths)
     ]
     return numpy64(got), np.stack(expected)
@@ -272,7 +279,7 @@ def run_prefill(
     row = scene.sequences[0]
     table = mx.array(row.table or [0], mx.int32)
     layout = ChunkLayout(row.slot, table, row.first_block, row.flushed, start, count)
-    queries, sinks = scene._queries(1, count), scene._sinks()
+    queries, sinks = scene.queries(1, count), scene.sinks()
     heads = 1 if case.latent else case.kv_heads
     key_dim, value_dim = (LATENT, ROPE) if case.latent else (case.key_dim, case.value_dim)
     keys, values = scene.random(1, heads, count, key_dim), scene.random(1, heads, count, value_dim)
@@ -280,7 +287,7 @@ def run_prefill(
         got = implementation.prefill_latent(*queries, keys, values, scene.kv, layout, case.spec)
     else:
         got = implementation.prefill(*queries, keys, values, scene.kv, layout, case.spec, sinks)
-    expected = scene._expected(
+    expected = scene.expected(
         [numpy64(q)[0] for q in queries],
         0,
         np.arange(start, start + count),

@@ -15,6 +15,13 @@ from mlxbatch.execution.attention.layout import (
     LayerKV,
     PagedAttention,
 )
+from mlxbatch.execution.attention.metal_blocks import (
+    QuantizedLayerKV,
+    dequantize_key_blocks,
+    dequantize_value_blocks,
+    quantize_key_blocks,
+    quantize_value_blocks,
+)
 
 # A wrong kernel is off by the size of a value, about 1. Rounding stays well below these.
 TOLERANCE = {mx.float32: 2e-3, mx.float16: 5e-3, mx.bfloat16: 4e-2}
@@ -38,6 +45,7 @@ class Variant:
     q_len: int
     spec: AttentionSpec
     has_sinks: bool = False
+    bits: int = 0  # of quantised pool blocks; 0: dense
 
     @property
     def is_latent(self) -> bool:
@@ -53,6 +61,8 @@ class Variant:
             f"dims {self.key_dim}/{self.value_dim}",
             f"blocks of {self.block_size}",
         ]
+        if self.bits:
+            parts.append(f"int{self.bits} blocks")
         if self.q_len > 1 and self.operation.startswith("decode"):
             parts.append(f"{self.q_len} queries a row")
         if self.spec.window:
@@ -68,7 +78,8 @@ def check_variant(
     variant: Variant, implementation: PagedAttention, reference: PagedAttention, chunk_tokens: int
 ) -> float:
     """The largest deviation of `implementation` from `reference`, relative for values above 1; inf for NaN.
-    Whatever the kernels raise, also when they do not compile, passes through."""
+    Quantised blocks are compared with their dequantised values. Whatever the kernels raise, also when they do
+    not compile, passes through."""
     memory = _Memory(variant)
     if variant.operation.startswith("prefill"):
         return memory.compare_prefill(implementation, reference)
@@ -118,6 +129,23 @@ class _Memory:
             last -= len(tables[-1])
         return LayerKV(arrays[0], arrays[2], arrays[1], arrays[3]), tables
 
+    def _quantized(self, kv: LayerKV) -> tuple[LayerKV, LayerKV]:
+        """What the kernels read, and the same values for the reference."""
+        bits = self._variant.bits
+        if not bits:
+            return kv, kv
+        key_codes, key_scales = quantize_key_blocks(kv.pool_k, bits)
+        value_codes, value_scales = quantize_value_blocks(kv.pool_v, bits)
+        dense = LayerKV(
+            dequantize_key_blocks(key_codes, key_scales, bits),
+            dequantize_value_blocks(value_codes, value_scales, bits),
+            kv.tail_k,
+            kv.tail_v,
+        )
+        return QuantizedLayerKV(
+            key_codes, value_codes, kv.tail_k, kv.tail_v, key_scales, value_scales, bits
+        ), dense
+
     def compare_decode(
         self, implementation: PagedAttention, reference: PagedAttention, lengths: list[int]
     ) -> float:
@@ -136,8 +164,9 @@ class _Memory:
             ]
             tables = [t[skip:] for t, skip in zip(tables, first, strict=True)]
         queries, sinks = self._queries(len(lengths), variant.q_len), self._sinks()
+        coded, kv = self._quantized(kv)
 
-        def run(attention: PagedAttention) -> mx.array:
+        def run(attention: PagedAttention, kv: LayerKV) -> mx.array:
             layout = DecodeLayout(
                 slots=mx.array(list(rows), mx.int32),
                 tables=mx.array([t + [0] * (width - len(t)) for t in tables], mx.int32),
@@ -153,7 +182,7 @@ class _Memory:
                 return attention.decode_latent(queries[0], queries[1], kv, layout, variant.spec)
             return attention.decode(queries[0], kv, layout, variant.spec, sinks)
 
-        return deviation(run(implementation), run(reference))
+        return deviation(run(implementation, coded), run(reference, kv))
 
     def compare_prefill(self, implementation: PagedAttention, reference: PagedAttention) -> float:
         variant = self._variant
@@ -163,14 +192,15 @@ class _Memory:
         queries, sinks = self._queries(1, CHUNK_LENGTH), self._sinks()
         k = self._normal(1, variant.kv_heads, CHUNK_LENGTH, variant.key_dim)
         v = self._normal(1, variant.kv_heads, CHUNK_LENGTH, variant.value_dim)
+        coded, kv = self._quantized(kv)
 
-        def run(attention: PagedAttention) -> mx.array:
+        def run(attention: PagedAttention, kv: LayerKV) -> mx.array:
             layout = ChunkLayout(0, mx.array(tables[0], mx.int32), 0, flushed, start, CHUNK_LENGTH)
             if variant.is_latent:
                 return attention.prefill_latent(queries[0], queries[1], k, v, kv, layout, variant.spec)
             return attention.prefill(queries[0], k, v, kv, layout, variant.spec, sinks)
 
-        return deviation(run(implementation), run(reference))
+        return deviation(run(implementation, coded), run(reference, kv))
 
 
 def deviation(got: mx.array, expected: mx.array) -> float:

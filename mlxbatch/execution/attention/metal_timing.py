@@ -9,6 +9,11 @@ from dataclasses import dataclass, replace
 import mlx.core as mx
 
 from mlxbatch.execution.attention.layout import ChunkLayout, DecodeLayout, LayerKV, PagedAttention
+from mlxbatch.execution.attention.metal_blocks import (
+    QuantizedLayerKV,
+    quantize_key_blocks,
+    quantize_value_blocks,
+)
 from mlxbatch.execution.attention.metal_check import Variant
 
 CALLS_PER_MEASUREMENT = 8  # in one evaluation, so that its fixed cost does not count
@@ -44,8 +49,16 @@ def time_variant(variant: Variant, attention: PagedAttention) -> Timing:
         mx.eval([call() for _ in range(CALLS_PER_MEASUREMENT)])
         best = min(best, (time.perf_counter() - started) / CALLS_PER_MEASUREMENT)
     seen = min(context, variant.spec.window or context)
-    width = variant.kv_heads * (variant.key_dim + variant.value_dim) * variant.dtype.size
-    return Timing(best, rows * seen * width)
+    return Timing(best, rows * int(seen * _token_bytes(variant)))
+
+
+def _token_bytes(variant: Variant) -> float:
+    """Bytes of K and V of one position, with the scales that quantised ones share."""
+    elements = variant.kv_heads * (variant.key_dim + variant.value_dim)
+    if not variant.bits:
+        return float(elements * variant.dtype.size)
+    scales = 2 * variant.dtype.size * variant.kv_heads * (variant.key_dim / variant.block_size + 1)
+    return elements * variant.bits / 8 + scales
 
 
 def kernels_are_faster(variant: Variant, kernels: PagedAttention, reference: PagedAttention) -> bool:
@@ -62,9 +75,15 @@ def _memory(variant: Variant, rows: int, context: int) -> tuple[LayerKV, list[li
         for shape in (pool, tail)
         for dim in (variant.key_dim, variant.value_dim)
     ]
-    mx.eval(arrays)
     tables = [[1 + row + rows * i for i in range(blocks)] for row in range(rows)]
-    return LayerKV(*arrays), tables
+    kv = LayerKV(*arrays)
+    if variant.bits:
+        codes_k, scales_k = quantize_key_blocks(kv.pool_k, variant.bits)
+        codes_v, scales_v = quantize_value_blocks(kv.pool_v, variant.bits)
+        kv = QuantizedLayerKV(codes_k, codes_v, kv.tail_k, kv.tail_v, scales_k, scales_v, variant.bits)
+        arrays = [codes_k, codes_v, kv.tail_k, kv.tail_v, scales_k, scales_v]
+    mx.eval(arrays)
+    return kv, tables
 
 
 def _queries(variant: Variant, rows: int, count: int) -> list[mx.array]:
