@@ -78,26 +78,30 @@ class StepCostModel:
         self._drift(prefill_tokens).observe(predicted, seconds)
 
     def prefill_budget(
-        self, rows: int, context: float, tpot_target: float, *, most: int, block_size: int = 16
+        self, rows: int, context: float, seconds: float, *, most: int, block_size: int = 16, start: int = 0
     ) -> int:
         """The most prompt tokens, in whole blocks and at most `most`, that a step can take in beside its
-        decode rows within `tpot_target` seconds. 0 when not even one block fits.
+        decode rows within `seconds`, behind `start` cached ones. 0 when not even one block fits.
 
         Step times are not monotonic in tokens (a stair may be cheaper than the slope before it), so sizes are
         tried from the largest down, by halving steps first and by blocks within the last one.
         """
-        if self.predict(rows, most, context) <= tpot_target:
+
+        def fits(size: int) -> bool:
+            return self.predict(rows, size, context, prefill_context=start + size / 2) <= seconds
+
+        if fits(most):
             return most
         step = 1 << max(0, (most // block_size).bit_length() - 1)
         best = 0
         while step:  # the largest multiple of blocks in the rising part
             size = best + step * block_size
-            if size <= most and self.predict(rows, size, context) <= tpot_target:
+            if size <= most and fits(size):
                 best = size
             step //= 2
         # A tile's edge beyond a slope: the next few blocks may be cheaper again.
         for size in range(best + block_size, min(most, best + 8 * block_size) + 1, block_size):
-            if self.predict(rows, size, context) <= tpot_target:
+            if fits(size):
                 best = size
         return best
 

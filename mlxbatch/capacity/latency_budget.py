@@ -4,14 +4,28 @@ from __future__ import annotations
 
 from mlxbatch.capacity.cost_model import StepCostModel
 from mlxbatch.scheduling.budget import PrefillGrant, StepLoad
+from mlxbatch.scheduling.sequence import Sequence
 
 EVERY = 4  # steps after which a block is prefilled although the target leaves no room
+SPENT = 0.5  # share of the poorest row's credit that one step may spend
+BORROWED = 16  # tokens to come whose saving a row may be counted on for
+LONGEST = 10.0  # no step is allowed more than this many times the target, however much credit there is
 
 
 class LatencyBudget:
-    """Keeps steps within `tpot_target` seconds while prompts are prefilled beside decode rows.
+    """Keeps every request's time per output token within `tpot_target` seconds while prompts are prefilled.
 
-    - As many prompt tokens as the model says fit; all of them when no decode row would be delayed.
+    TPOT is a mean over a request, so what a row was served faster than the target is credit, and so is what the
+    next tokens will save at the pace of a step without prompts:
+
+        saved  = target x tokens after the first - time since the first token
+        credit = saved + (target - pace) x tokens to come after this step, at most BORROWED of them
+
+    The poorest row decides how long a step may take. Steps that keep to their allowance leave every credit at 0
+    or more, and at its last token a row's credit is what it saved: the request meets its target. Only an answer
+    that ends early can end in debt.
+
+    - As many prompt tokens as the model says fit the allowance; all of them when no decode row is delayed.
     - No room: one block in every EVERY steps, reported off target, so that prompts always move on.
     - `ttft_target` trades the other way: when the first prompt would miss it at this pace, its share is raised,
       and the step is reported off target. A prompt that has missed it already gains nothing from haste.
@@ -30,15 +44,31 @@ class LatencyBudget:
         self._ttft = ttft_target
         self._block = block_size
         self._without = 0  # steps in a row without a prompt token, while one waited
+        self._predicted = 0.0  # seconds of the step granted last, which may still run
+        self.allowed = float("inf")  # allowance of the step granted last
 
     def grant(self, load: StepLoad) -> PrefillGrant:
-        if self._tpot is None or not load.num_decode:
+        if self._tpot is None:
             return PrefillGrant(load.available)
-        context = load.context_tokens / load.num_decode
-        if not load.available:
-            return PrefillGrant(0, off_target=self._cost.predict(load.num_decode, 0, context) > self._tpot)
+        rows = len(load.decodes)
+        context = sum(seq.num_computed for seq in load.decodes) / rows if rows else 0.0
+        start = max((seq.num_computed for seq in load.prompts), default=0)
+        granted = self._choose(load, rows, context, start)
+        wanted = sum(seq.num_to_compute for seq in load.prompts)
+        tokens = min(granted.num_tokens, wanted)
+        self._predicted = self._cost.predict(rows, tokens, context, prefill_context=start + tokens / 2)
+        return granted
+
+    def _choose(self, load: StepLoad, rows: int, context: float, start: int) -> PrefillGrant:
+        if not rows:
+            self.allowed = float("inf")
+            return PrefillGrant(load.available)
+        pace = self._cost.predict(rows, 0, context)
+        self.allowed = allowance = self._allowance(load, pace)
+        if not load.prompts:
+            return PrefillGrant(0, off_target=pace > allowance)
         size = self._cost.prefill_budget(
-            load.num_decode, context, self._tpot, most=load.available, block_size=self._block
+            rows, context, allowance, most=load.available, block_size=self._block, start=start
         )
         hurried = min(load.available, self._hurried(load))
         if hurried > size:
@@ -48,18 +78,42 @@ class LatencyBudget:
             self._without = 0
             return PrefillGrant(size)
         self._without += 1
-        late = self._cost.predict(load.num_decode, 0, context) > self._tpot
+        late = pace > allowance
         if self._without < EVERY:
             return PrefillGrant(0, off_target=late)
         self._without = 0
         return PrefillGrant(min(self._block, load.available), off_target=True)
 
+    def _allowance(self, load: StepLoad, pace: float) -> float:
+        """Seconds that the step may take for the sake of its decode rows; `pace` is a step without prompts."""
+        target = self._tpot or 0.0
+        pace = min(pace, target)
+        return min((self._row_allowance(seq, load.now, target, pace) for seq in load.decodes), default=target)
+
+    def _row_allowance(self, seq: Sequence, now: float, target: float, pace: float) -> float:
+        saved = 0.0
+        if seq.first_token is not None:
+            in_flight = self._predicted if seq.in_flight else 0.0
+            saved = target * (seq.num_output_tokens - 1 + seq.in_flight) - (now - seq.first_token) - in_flight
+        following = seq.max_length - seq.num_tokens - 1
+        credit = saved + (target - pace) * min(following, BORROWED)
+        if credit < -1e-9:
+            return target  # it misses its target whatever this step does
+        if following <= 0:
+            allowance = target + credit
+        elif following > BORROWED:
+            allowance = target + SPENT * credit
+        else:  # what was borrowed is due before long
+            allowance = pace + max(SPENT * credit, min(credit, target - pace))
+        return min(allowance, LONGEST * target)
+
     def _hurried(self, load: StepLoad) -> int:
         """Tokens a step that the first prompt needs to meet its target; 0 if there is none or it is missed."""
         if self._ttft is None or self._tpot is None:
             return 0
-        left = self._ttft - load.waited
+        first = load.prompts[0]
+        left = self._ttft - (load.now - first.request.arrival)
         if left <= 0.0:
             return 0
         steps = max(1, int(left / self._tpot))
-        return -(-load.prompt_tokens // (steps * self._block)) * self._block
+        return -(-first.num_to_compute // (steps * self._block)) * self._block

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
 from typing import NamedTuple, Protocol
+
+from mlxbatch.scheduling.sequence import Sequence
 
 
 class StepLoad(NamedTuple):
-    """What a step would carry: decode rows, and positions of their context in all; room for `available` prompt
-    tokens (0: no prompt waits). Of the first prompt `prompt_tokens` are left; it arrived `waited` seconds ago."""
+    """What a step would carry: its decode rows, prompts that want to move on, and tokens left for these."""
 
-    num_decode: int
-    context_tokens: int
+    decodes: Seq[Sequence]
+    prompts: Seq[Sequence]
     available: int
-    prompt_tokens: int = 0
-    waited: float = 0.0
+    now: float
 
 
 class PrefillGrant(NamedTuple):
@@ -25,7 +26,7 @@ class PrefillGrant(NamedTuple):
 
 class PrefillBudget(Protocol):
     def grant(self, load: StepLoad) -> PrefillGrant:
-        """At most `available` tokens. Asked once for every step that has rows."""
+        """At most `available` tokens. Asked once for every step, whether or not a prompt waits."""
         ...
 
 

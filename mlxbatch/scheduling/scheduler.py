@@ -395,14 +395,7 @@ class Scheduler:
         if len(builder.decodes) < len(self.running):
             prompts = [seq for seq in self.running if not seq.is_decoding]
         available = self.max_num_batched_tokens - len(builder.decodes)
-        load = StepLoad(
-            num_decode=len(builder.decodes),
-            context_tokens=sum(seq.num_computed for seq in builder.decodes),
-            available=available if prompts else 0,
-            prompt_tokens=prompts[0].num_to_compute if prompts else 0,
-            waited=now - prompts[0].request.arrival if prompts else 0.0,
-        )
-        grant = self.prefill_budget.grant(load)
+        grant = self.prefill_budget.grant(StepLoad(builder.decodes, prompts, available, now))
         builder.off_target = grant.off_target
         left = min(grant.num_tokens, available)
         for seq in prompts:

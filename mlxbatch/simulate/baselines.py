@@ -54,7 +54,7 @@ def _run_batch(
 def static_batching(machine: Machine, requests: Sequence[SimRequest], targets: Targets, *, rows: int) -> Outcome:
     """Wait for `rows` requests, run them as one batch, and only then look at the queue again. The last batch
     goes with what is there."""
-    return _batches(machine, requests, targets, rows=rows, window=float("inf"), method="static batching")
+    return _batches(machine, requests, targets, rows=rows, window=float("inf"), method="static")
 
 
 def dynamic_batching(
@@ -62,7 +62,7 @@ def dynamic_batching(
 ) -> Outcome:
     """Run a batch when `rows` requests wait, or when the first of them has waited `window` seconds. The batch
     has as many rows as requests."""
-    return _batches(machine, requests, targets, rows=rows, window=window, method="dynamic batching")
+    return _batches(machine, requests, targets, rows=rows, window=window, method="dynamic")
 
 
 def _batches(
@@ -93,4 +93,4 @@ def whole_prompts(
     scheduler with a token budget that never splits a prompt."""
     budget = machine.max_model_len + rows
     setup = Setup(max_num_seqs=rows, max_num_batched_tokens=budget, seed=seed)
-    return simulate(machine, setup, requests, targets, method="whole-prompt prefill")
+    return simulate(machine, setup, requests, targets, method="whole prompts")
