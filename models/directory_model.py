@@ -32,7 +32,7 @@ def read_directory_model(folder: Path, dtype: mx.Dtype | None) -> ModelParts:
         if dtype == mx.float32:
             dequantize(model, dtype)
         cast(model, dtype)
-    files = {path for pattern in _FINGERPRINTED for path in folder.glob(pattern)}
+    files = {path for pattern in _FINGERPRINTED for path in folder.glob(pattern) if path.is_file()}
     return ModelParts(model, config, load_directory_tokenizer(folder, config), sorted(files))
 
 

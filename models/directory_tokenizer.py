@@ -54,7 +54,9 @@ def _eos_token_ids(folder: Path, config: dict[str, Any], tokenizer: PreTrainedTo
     generation: dict[str, Any] = {}
     with contextlib.suppress(OSError, ValueError):  # optional: without it only extra stop tokens are lost
         generation = json.loads((folder / "generation_config.json").read_text(encoding="utf-8"))
-    for value in (generation.get("eos_token_id"), config.get("eos_token_id"), tokenizer.eos_token_id):
+    text = config.get("text_config")
+    nested = text.get("eos_token_id") if isinstance(text, dict) else None
+    for value in (generation.get("eos_token_id"), config.get("eos_token_id"), nested, tokenizer.eos_token_id):
         ids = value if isinstance(value, list) else [value]
         found.update(token for token in ids if isinstance(token, int) and token >= 0)
     return frozenset(found)

@@ -22,7 +22,8 @@ class Metadata:
     def value(self, key: str, kind: type | tuple[type, ...], default: Any = None) -> Any:
         full = f"{self.architecture}.{key}"
         value = self.file.metadata.get(full, default)
-        if value is not None and (not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool)):
+        kinds = kind if isinstance(kind, tuple) else (kind,)
+        if value is not None and (not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds)):
             raise self.refuse(f"metadata {full} is {value!r:.80}, which is not supported")
         return value
 

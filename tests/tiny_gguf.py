@@ -14,7 +14,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import tiny_models
-from gguf import GGMLQuantizationType, GGUFWriter, RopeScalingType, TokenType
+from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter, RopeScalingType, TokenType
 from gguf.quants import quantize
 from mlx.utils import tree_flatten
 from mlx_lm.utils import _get_classes
@@ -143,6 +143,7 @@ def write(
     _write_parameters(writer, architecture, config)
     write_tokenizer(writer)
     for key, value in (metadata or {}).items():
+        writer.kv_data[0].pop(key, None)
         writer.add_key_value(key, *value)
     for name, array in tree_flatten(model.parameters()):
         target = _tensor_name(name, config)

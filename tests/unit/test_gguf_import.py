@@ -208,6 +208,11 @@ def write_small(path: Path, **metadata: tuple[object, GGUFValueType]) -> Path:
     [
         ({"rope__scaling__type": ("dynamic", GGUFValueType.STRING)}, "rope scaling 'dynamic' is not supported"),
         ({"expert_count": (4, GGUFValueType.UINT32)}, "expert_used_count is missing"),
+        ({"attention__scale": (0.25, GGUFValueType.FLOAT32)}, "llama.attention.scale = 0.25 is not supported"),
+        ({"logit_scale": (16.0, GGUFValueType.FLOAT32)}, "llama.logit_scale = 16.0 is not supported"),
+        ({"attn_logit_softcapping": (50.0, GGUFValueType.FLOAT32)}, "attn_logit_softcapping = 50.0 is not"),
+        ({"attention__value_length": (8, GGUFValueType.UINT32)}, "value_length is not the head's size, 16"),
+        ({"rope__dimension_count": (8, GGUFValueType.UINT32)}, "dimension_count is not the head's size, 16"),
         ({"attention__key_length": (1 << 30, GGUFValueType.UINT32)}, "key_length is 1073741824, not 1 to"),
     ],
 )

@@ -274,6 +274,19 @@ def test_code_from_a_directory_is_not_run(tmp_path: Path) -> None:
     assert not (tmp_path / "ran").exists()
 
 
+def test_a_tokenizer_without_a_fast_backend_works_too(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "t5"}')
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "ByT5Tokenizer"}')
+    tokenizer = load_directory_tokenizer(tmp_path, {})
+    text = "naïve 🙂"
+    ids = tokenizer.encode(text, add_bos=False)
+    assert len(ids) == len(text.encode())
+    assert tokenizer.decode(ids) == text
+    decoder = tokenizer.stream_decoder()
+    assert "".join([decoder.push(token) for token in ids] + [decoder.finish()]) == text
+    assert tokenizer.tags.tags == ()
+
+
 def test_pre_tokenizers_keep_every_byte() -> None:
     for name, pre in PRE_TOKENIZERS.items():
         tokenizer = Tokenizer(
