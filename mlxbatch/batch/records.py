@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 import uuid
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
 from mlxbatch.batch.index import InputIndex
 from mlxbatch.batch.item import BatchFormat, BatchItem, CustomId, LineError
-from mlxbatch.engine.api import TokenizerLike
 from mlxbatch.errors import RequestError
 from mlxbatch.request import CompletionOutput, TokenLogprob
 
@@ -39,10 +39,11 @@ class WrittenRecord(msgspec.Struct, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class RecordWriter:
-    """Makes the records of one run. Pure but for ids and the time of day."""
+    """Makes the records of one run. Pure but for ids and the time of day. `text_of` decodes one token."""
 
     format: BatchFormat
     model: str
+    text_of: Callable[[int], str]
 
     def error(self, line: int, custom_id: CustomId | None, code: str, message: str, param: str | None) -> Any:
         error = {"code": code, "message": message, "param": param, "line": line}
@@ -50,15 +51,9 @@ class RecordWriter:
             return {"id": _new_id("batch_req"), "custom_id": custom_id, "response": None, "error": error}
         return {"custom_id": custom_id, "error": error}
 
-    def answer(
-        self,
-        item: BatchItem,
-        outputs: list[CompletionOutput],
-        usage: dict[str, Any],
-        tokenizer: TokenizerLike,
-    ) -> Any:
+    def answer(self, item: BatchItem, outputs: list[CompletionOutput], usage: dict[str, Any]) -> Any:
         """`outputs` are the finished answers, those of the first prompt first."""
-        forms = LogprobForms(tokenizer)
+        forms = LogprobForms(self.text_of)
         if self.format == "openai":
             body = self._chat_body(item, outputs, forms) if item.is_chat else self._text_body(item, outputs, forms)
             body["usage"] = usage
@@ -127,9 +122,10 @@ class RecordWriter:
 
 @dataclass(frozen=True, slots=True)
 class LogprobForms:
-    """Log-probabilities in the two forms of OpenAI's API."""
+    """Log-probabilities in the two forms of OpenAI's API. A token's text is looked up once per answer."""
 
-    tokenizer: TokenizerLike
+    text_of: Callable[[int], str]
+    _texts: dict[int, str] = field(default_factory=dict)
 
     def chat(self, logprobs: list[TokenLogprob] | None) -> dict[str, Any] | None:
         if logprobs is None:
@@ -167,7 +163,9 @@ class LogprobForms:
         }
 
     def _text(self, token_id: int) -> str:
-        return self.tokenizer.decode([token_id], skip_special_tokens=False)
+        if token_id not in self._texts:
+            self._texts[token_id] = self.text_of(token_id)
+        return self._texts[token_id]
 
 
 def error_fields(error: LineError | RequestError) -> tuple[str, str, str | None]:

@@ -13,6 +13,7 @@ from mlxbatch.batch.index import InputIndex, LineState, duplicate_error, read_li
 from mlxbatch.batch.interrupt import Interrupt
 from mlxbatch.batch.item import BatchItem, LineError
 from mlxbatch.batch.output import Output
+from mlxbatch.batch.prompts import tokenize
 from mlxbatch.batch.records import RecordWriter, error_fields, usage_of
 from mlxbatch.batch.source import InputFile
 from mlxbatch.batch.totals import RunTotals
@@ -83,13 +84,13 @@ class BatchRunner:
         self._reader = reader
         self._index = index
         self._output = output
-        self._records = RecordWriter(reader.format, engine.model_name if engine else "")
+        self._records = RecordWriter(reader.format, engine.model_name if engine else "", self._text_of)
         self._ahead = max(LEAST_AHEAD, 2 * rows)
         self._template_args = template_args or {}
         self._interrupt = interrupt or Interrupt()
         self._on_step = on_step
         self._on_drain = on_drain
-        self._lines = self._due_lines(source, limit)
+        self._lines = due_lines(source, index, output.earlier.done, limit)
         self._prefix = uuid.uuid4().hex[:8]
         self._jobs: dict[int, Job] = {}
         self._requests: dict[str, tuple[Job, int]] = {}  # request id -> its job, and its first output there
@@ -130,19 +131,6 @@ class BatchRunner:
 
     # Lines into the engine.
 
-    def _due_lines(self, source: InputFile, limit: int | None) -> Iterator[tuple[int, bytes]]:
-        seen = 0
-        for line, text in source.lines():
-            if line >= len(self._index.states):
-                break  # the file has grown since it was checked
-            if self._index.states[line] == LineState.BLANK:
-                continue
-            seen += 1
-            if limit is not None and seen > limit:
-                break
-            if not self._output.earlier.done[line]:
-                yield line, text
-
     def _fill(self) -> None:
         held_limit = self._ahead * MOST_HELD_PER_AHEAD
         while (
@@ -178,7 +166,7 @@ class BatchRunner:
             self._finish(line, self._error_record(line, custom_id, error), failed=True)
 
     def _submit(self, item: BatchItem) -> None:
-        prompts = self._tokenize(item)
+        prompts = tokenize(item, self._engine.tokenizer, self._template_args)
         job = Job(item, [CompletionOutput(index) for index in range(item.answers)])
         if item.params.logprobs is not None:
             for output in job.outputs:
@@ -191,20 +179,6 @@ class BatchRunner:
             self._tokens_ahead += len(token_ids)
             self._requests[request_id] = (job, number * item.params.n)
             self._engine.submit(Request(request_id, token_ids, item.params, Priority.BATCH, prompt=text))
-
-    def _tokenize(self, item: BatchItem) -> list[tuple[tuple[int, ...], str | None]]:
-        """(token ids, text) of every prompt. Raises RequestError."""
-        tokenizer = self._engine.tokenizer
-        found: list[tuple[tuple[int, ...], str | None]] = []
-        if item.messages is not None:
-            arguments = {**self._template_args, **item.template_args}
-            found.append((tuple(tokenizer.encode_chat(item.messages, **arguments)), None))
-        for prompt in item.prompts:
-            if isinstance(prompt, str):
-                found.append((tuple(tokenizer.encode(prompt)), prompt))
-            else:
-                found.append((prompt, None))
-        return found
 
     # Deltas out of the engine.
 
@@ -233,7 +207,7 @@ class BatchRunner:
         if job.finished:
             self._forget(job)
             usage = usage_of(job.prompt_tokens, job.output_tokens, sum(job.cached_tokens.values()))
-            record = self._records.answer(job.item, job.outputs, usage, self._engine.tokenizer)
+            record = self._records.answer(job.item, job.outputs, usage)
             self._finish(job.item.line, record, failed=False)
 
     def _drop_waiting(self) -> None:
@@ -249,6 +223,9 @@ class BatchRunner:
             self._forget(job)
             for request_id in job.request_ids:
                 self._engine.cancel(request_id)
+
+    def _text_of(self, token_id: int) -> str:
+        return self._engine.tokenizer.decode([token_id], skip_special_tokens=False)
 
     def _forget(self, job: Job) -> None:
         del self._jobs[job.item.line]
@@ -276,6 +253,23 @@ class BatchRunner:
             self.totals.failed += 1
         else:
             self.totals.answered += 1
+
+
+def due_lines(
+    source: InputFile, index: InputIndex, done: bytearray, limit: int | None
+) -> Iterator[tuple[int, bytes]]:
+    """(number, text) of the lines that a run has to answer: of the first `limit` requests, those without a record."""
+    seen = 0
+    for line, text in source.lines():
+        if line >= len(index.states):
+            return  # the file has grown since it was checked
+        if index.states[line] == LineState.BLANK:
+            continue
+        seen += 1
+        if limit is not None and seen > limit:
+            return
+        if not done[line]:
+            yield line, text
 
 
 class Pending(NamedTuple):
