@@ -76,7 +76,7 @@ def add_parser(subparsers: Any) -> None:
     add_engine_flags(parser)
     process = add_process_flags(parser)
     process.add_argument(
-        "--in-process", action="store_true", help="load the model in this process, shared with nobody; so does --trace"
+        "--in-process", action="store_true", help="load the model in this process, shared with none; so does --trace"
     )
     reports = parser.add_argument_group("reports")
     reports.add_argument("--stats", metavar="FILE", help="write the figures of the run as JSON")
