@@ -70,6 +70,13 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2, "tie_word_embeddings": False},
     ),
     "qwen2": ("qwen2", {"model_type": "qwen2", "tie_word_embeddings": True}),
+    "qwen2_yarn": (
+        "qwen2",
+        {
+            "model_type": "qwen2", "tie_word_embeddings": True,
+            "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512},
+        },
+    ),
     "qwen3": ("qwen3", {"model_type": "qwen3", "tie_word_embeddings": True, "head_dim": 32}),
     "qwen3_moe": (
         "qwen3moe",
@@ -189,6 +196,10 @@ def _write_parameters(writer: GGUFWriter, architecture: str, config: dict[str, A
     if scaling.get("rope_type") == "linear":
         writer.add_rope_scaling_type(RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(scaling["factor"])
+    if scaling.get("rope_type") == "yarn":
+        writer.add_rope_scaling_type(RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(scaling["factor"])
+        writer.add_rope_scaling_orig_ctx_len(scaling["original_max_position_embeddings"])
     if architecture == "phi3":
         original = config.get("original_max_position_embeddings", config["max_position_embeddings"])
         writer.add_rope_scaling_orig_ctx_len(original)
