@@ -1,8 +1,9 @@
 """Runs Metal kernels on the CPU, checked. How to use it: metal_kernels/README.md."""
 
 from .errors import BenchError, KernelFault, SourceRejected, Unavailable
-from .kernel import BACKWARD, FORWARD, Bench, MetalKernel, Options
+from .kernel import MetalKernel
 from .report import Finding, Kind, Report, Traffic
+from .session import BACKWARD, FORWARD, Bench, Options
 from .symbols import Location
 
 __all__ = [

@@ -38,14 +38,15 @@ LANGUAGE = (
     "-Xclang -cl-ext=-cl_khr_fp64,-__opencl_c_fp64,-__opencl_c_device_enqueue,"
     "-__opencl_c_program_scope_global_variables "
     "-Wno-unknown-attributes -Wno-ignored-attributes -fno-color-diagnostics "
-    "-O1 -ffp-contract=off -fno-math-errno -fno-builtin -fno-omit-frame-pointer -gline-tables-only -gdwarf-4 "
+    "-O1 -ffp-contract=off -fno-math-errno -fno-builtin -fno-omit-frame-pointer "
     # Else a vector load whose components are all used becomes one load of each, and is counted so.
     "-mllvm -disable-vector-combine"
 )
+DEBUG = "-gline-tables-only -gdwarf-4"
 CHECKS = (
     "-fsanitize=thread -mllvm -tsan-instrument-func-entry-exit=0 -mllvm -tsan-instrument-read-before-write=1 "
     "-ftrivial-auto-var-init=pattern "
-    "-fsanitize=signed-integer-overflow,integer-divide-by-zero,bounds,alignment,float-cast-overflow,bool,"
+    "-fsanitize=signed-integer-overflow,integer-divide-by-zero,bounds,float-cast-overflow,bool,"
     "return,unreachable"
 )
 RUNTIME = "-c -x c++ -std=c++17 -fno-exceptions -fno-rtti -fno-stack-protector -fno-omit-frame-pointer -O2 -fPIC"
@@ -131,22 +132,22 @@ class Compiler:
                 made.rename(target)
         return target
 
-    def _flags(self, checked: bool) -> list[str]:
+    def _flags(self, checked: bool, debug: bool) -> list[str]:
         includes = [f"-I{path}" for path in (SHIM, self._headers(), self._mlx)]
-        return [*self._language, *includes, *(CHECKS.split() if checked else ())]
+        return [*self._language, *includes, *(CHECKS.split() if checked else ()), *(DEBUG.split() if debug else ())]
 
     # -- kernels ----------------------------------------------------------------------------------
 
-    def library(self, name: str, signature: Signature, checked: bool) -> Path:
+    def library(self, name: str, signature: Signature, checked: bool, debug: bool) -> Path:
         """Where the shared library of a kernel is, or will be."""
         lint = (HERE / "lint.py").read_text() if checked else ""
-        return self.cache / f"kernel-{self._key(translate(name, signature), lint, *self._flags(checked))}.so"
+        return self.cache / f"kernel-{self._key(translate(name, signature), lint, *self._flags(checked, debug))}.so"
 
-    def build(self, name: str, signature: Signature, checked: bool) -> Path:
+    def build(self, name: str, signature: Signature, checked: bool, debug: bool) -> Path:
         """Compiles a kernel. Raises SourceRejected with clang's words about the Metal source."""
-        flags = self._flags(checked)
+        flags = self._flags(checked, debug)
         text = translate(name, signature)
-        target = self.library(name, signature, checked)
+        target = self.library(name, signature, checked, debug)
         source = target.with_suffix(f".{os.getpid()}.{threading.get_ident()}.cl")
         source.write_text(text)
         made = source.with_suffix(".o")
@@ -160,7 +161,7 @@ class Compiler:
 
     def syntax_tree(self, name: str, signature: Signature) -> str:
         """clang's dump of the kernel's declarations, for lint.py."""
-        flags = self._flags(True)
+        flags = self._flags(checked=True, debug=False)
         source = self.cache / f"tree.{os.getpid()}.{threading.get_ident()}.cl"
         source.write_text(translate(name, signature))
         prelude = str(self._precompiled(flags))

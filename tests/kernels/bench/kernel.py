@@ -1,110 +1,37 @@
-"""The bench itself: a stand-in for `mx.fast.metal_kernel` that runs the Metal source on the CPU."""
+"""A stand-in for the kernels that `mx.fast.metal_kernel` makes."""
 
 from __future__ import annotations
 
-import os
-import tempfile
 import time
-from collections import deque
-from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from functools import cached_property
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 import numpy as np
 
-from .compile import Compiler
+from .arrays import Input, evaluated, fresh_output, to_mlx
 from .errors import BenchError, KernelFault
-from .lint import Lint
-from .report import Finding, Kind, Report, decode
-from .signature import ArrayType, Signature, dtype_name, signature
-from .toolchain import find_toolchain
-from .worker import DeviceBuffer, Dispatch, Worker
+from .report import Report, decode, over_schedules
+from .signature import Signature, dtype_name, signature
+from .worker import DeviceBuffer, Dispatch
 
-FORWARD, BACKWARD = 0, 1
+if TYPE_CHECKING:
+    from .session import Bench
+
 MAX_THREADS = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
-    """How kernels are run.
-
-    checked: instrument every memory access (about three times slower) and lint the source.
-    count: count 64-byte lines and unique bytes of device traffic; needs checked.
-    schedules: each launch runs once per schedule and the results must be the same bits. 0 runs the threads forward,
-        1 backward, any other number is the seed of a random order.
-    raise_on_findings: raise KernelFault; else read `Bench.report`.
-    partial_outputs: names of outputs that a kernel may leave partly unwritten.
-    memory_limit: bytes of threadgroup memory on an Apple GPU.
-    timeout: seconds for one launch.
-    """
-
-    checked: bool = True
-    count: bool = False
-    schedules: tuple[int, ...] = (FORWARD,)
-    raise_on_findings: bool = True
-    partial_outputs: frozenset[str] = frozenset()
-    memory_limit: int = 32768
-    timeout: int = 120
-
-
-class Bench:
-    """Compilers, a worker process, and the reports of the launches so far (the last 1000).
-
-    Raises Unavailable where the bench cannot run (macOS, or no clang).
-    """
-
-    def __init__(self, options: Options | None = None, *, cache: Path | None = None):
-        self.options = options or Options()
-        folder = cache or Path(tempfile.gettempdir()) / f"mlxbatch-metal-bench-{os.getuid()}"
-        self.compiler = Compiler(find_toolchain(), folder)
-        self.lint = Lint(self.compiler)
-        self.reports: deque[Report] = deque(maxlen=1000)
-
-    @cached_property
-    def worker(self) -> Worker:
-        return Worker(self.compiler.runtime())
-
-    @property
-    def report(self) -> Report:
-        """Of the last launch."""
-        if not self.reports:
-            raise BenchError("nothing has run on this bench yet")
-        return self.reports[-1]
-
-    def configure(self, **changes: Any) -> None:
-        """Changes options for the launches that follow."""
-        self.options = replace(self.options, **changes)
-
-    def metal_kernel(
-        self,
-        name: str,
-        input_names: Sequence[str],
-        output_names: Sequence[str],
-        source: str,
-        header: str = "",
-        ensure_row_contiguous: bool = True,
-        atomic_outputs: bool = False,
-        compile_options: object | None = None,
-    ) -> MetalKernel:
-        """As `mx.fast.metal_kernel`; the source may name its file with `#line` directives."""
-        return MetalKernel(
-            self, name, input_names, output_names, source, header, ensure_row_contiguous, atomic_outputs
-        )
-
-    def compile_all(self, calls: Iterable[tuple[MetalKernel, dict[str, Any]]]) -> None:
-        """Compiles what these calls need, in parallel: pairs of a kernel and the arguments it will be called with."""
-        signatures = [(kernel, kernel.signature_of(**arguments)) for kernel, arguments in calls]
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            for done in [pool.submit(kernel.library, made) for kernel, made in signatures]:
-                done.result()
-
-    def close(self) -> None:
-        if "worker" in self.__dict__:
-            self.worker.close()
+class _Call:
+    made: Signature
+    inputs: Sequence[Input]
+    output_shapes: Sequence[Sequence[int]]
+    output_dtypes: Sequence[str]
+    init_value: float | None
+    grid: tuple[int, int, int]
+    threadgroup: tuple[int, int, int]
 
 
 class MetalKernel:
@@ -145,41 +72,22 @@ class MetalKernel:
         verbose: bool = False,
         stream: object | None = None,
     ) -> list[mx.array]:
-        options = self.bench.options
         threads = int(np.prod(threadgroup))
         if threads > MAX_THREADS:
             raise BenchError(f"kernel {self.name}: a threadgroup of {threads} threads; the limit is {MAX_THREADS}")
-        arrays = [_evaluated(x) for x in inputs]
+        arrays = [evaluated(x) for x in inputs]
         made = self._signature(arrays, output_dtypes, template)
         if verbose:
             print(made.text)
-        library = self._library(made, options)
         dtypes = [dtype_name(d) for d in output_dtypes]
-        results: list[list[np.ndarray]] = []
-        report: Report | None = None
-        for schedule in options.schedules:
-            outputs = [_fresh(shape, dtype, init_value) for shape, dtype in zip(output_shapes, dtypes, strict=True)]
-            buffers = self._buffers(made, arrays, outputs, init_value is not None)
-            dispatch = Dispatch(
-                grid, threadgroup, schedule, options.count and options.checked, options.checked, options.memory_limit,
-                options.timeout,
-            )  # fmt: skip
-            started = time.perf_counter()
-            raw = self.bench.worker.run(library, buffers, dispatch)
-            names = [p.name for p in made.buffers]
-            sizes = [b.data.nbytes for b in buffers]
-            new = decode(self.name, raw, library, names, sizes, time.perf_counter() - started)
-            report = new if report is None else _merge(report, new)
-            results.append(outputs)
-        assert report is not None
-        report = self._finish(report, results, options)
+        call = _Call(made, arrays, output_shapes, dtypes, init_value, grid, threadgroup)
+        runs = {schedule: self._run(call, schedule) for schedule in self.bench.options.schedules}
+        report = over_schedules(runs, self.output_names)
         self.bench.reports.append(report)
-        if report.findings and options.raise_on_findings:
+        if report.findings and self.bench.options.raise_on_findings:
             raise KernelFault(self.name, report)
-        return [
-            mx.array(o).view(mx.bfloat16) if dtype == "bfloat16" else mx.array(o)
-            for o, dtype in zip(results[0], dtypes, strict=True)
-        ]
+        outputs, _ = next(iter(runs.values()))
+        return [to_mlx(output, dtype) for output, dtype in zip(outputs, dtypes, strict=True)]
 
     def signature_of(
         self,
@@ -190,15 +98,25 @@ class MetalKernel:
         **_: Any,
     ) -> Signature:
         """Of a call with these arguments; its `text` is what MLX would compile."""
-        return self._signature([_evaluated(x) for x in inputs], output_dtypes, template)
+        return self._signature([evaluated(x) for x in inputs], output_dtypes, template)
 
-    def library(self, made: Signature) -> Path:
-        """The compiled library of a signature."""
-        return self._library(made, self.bench.options)
+    def library(self, made: Signature, debug: bool = False) -> Path:
+        """The compiled library of a signature; `debug` for one that knows its lines, which compiles twice as long."""
+        checked = self.bench.options.checked
+        key = (made, checked, debug)
+        if key not in self._libraries:
+            compiler = self.bench.compiler
+            library = compiler.library(self.name, made, checked, debug)
+            if not library.exists():
+                if checked:
+                    self.bench.lint.check(self.name, made)
+                compiler.build(self.name, made, checked, debug)
+            self._libraries[key] = library
+        return self._libraries[key]
 
     def _signature(
         self,
-        arrays: Sequence[_Input],
+        arrays: Sequence[Input],
         output_dtypes: Sequence[mx.Dtype],
         template: Sequence[tuple[str, Any]] | None,
     ) -> Signature:
@@ -212,93 +130,39 @@ class MetalKernel:
             )  # fmt: skip
         return self._signatures[key]
 
-    def _library(self, made: Signature, options: Options) -> Path:
-        key = (made, options.checked)
-        if key not in self._libraries:
-            compiler = self.bench.compiler
-            library = compiler.library(self.name, made, options.checked)
-            if not library.exists():
-                if options.checked:
-                    self.bench.lint.check(self.name, made)
-                compiler.build(self.name, made, options.checked)
-            self._libraries[key] = library
-        return self._libraries[key]
+    def _run(self, call: _Call, schedule: int) -> tuple[list[np.ndarray], Report]:
+        """One launch. With findings it is done again, the same way, by a library that knows its lines."""
+        outputs, report = self._launch(call, schedule, self.library(call.made))
+        if report.findings:
+            return self._launch(call, schedule, self.library(call.made, debug=True))
+        return outputs, report
 
-    def _buffers(
-        self, made: Signature, arrays: Sequence[_Input], outputs: Sequence[np.ndarray], initialised: bool
-    ) -> list[DeviceBuffer]:
-        by_name = dict(zip(self.input_names, arrays, strict=True))
-        by_output = dict(zip(self.output_names, outputs, strict=True))
+    def _launch(self, call: _Call, schedule: int, library: Path) -> tuple[list[np.ndarray], Report]:
+        options = self.bench.options
+        outputs = [
+            fresh_output(shape, dtype, call.init_value)
+            for shape, dtype in zip(call.output_shapes, call.output_dtypes, strict=True)
+        ]
+        buffers = self._buffers(call, outputs)
+        dispatch = Dispatch(
+            call.grid, call.threadgroup, schedule, options.count, options.checked, options.memory_limit,
+            options.timeout,
+        )  # fmt: skip
+        started = time.perf_counter()
+        raw = self.bench.worker.run(library, buffers, dispatch)
+        seconds = time.perf_counter() - started
+        names = [parameter.name for parameter in call.made.buffers]
+        return outputs, decode(self.name, raw, library, names, [b.data.nbytes for b in buffers], seconds)
+
+    def _buffers(self, call: _Call, outputs: Sequence[np.ndarray]) -> list[DeviceBuffer]:
+        inputs = dict(zip(self.input_names, call.inputs, strict=True))
+        by_name = dict(zip(self.output_names, outputs, strict=True))
         buffers = []
-        for parameter in made.buffers:
+        for parameter in call.made.buffers:
             if parameter.output:
                 partial = parameter.name in self.bench.options.partial_outputs
-                buffers.append(DeviceBuffer(by_output[parameter.name], True, initialised, partial))
+                buffers.append(DeviceBuffer(by_name[parameter.name], True, call.init_value is not None, partial))
             else:
-                array = by_name[parameter.source]
-                buffers.append(DeviceBuffer(array.part(parameter.part, self.ensure_row_contiguous)))
+                data = inputs[parameter.source].part(parameter.part, self.ensure_row_contiguous)
+                buffers.append(DeviceBuffer(data))
         return buffers
-
-    def _finish(self, report: Report, results: list[list[np.ndarray]], options: Options) -> Report:
-        for schedule, outputs in zip(options.schedules[1:], results[1:], strict=True):
-            for name, first, other in zip(self.output_names, results[0], outputs, strict=True):
-                if first.tobytes() != other.tobytes() and not report.aborted:
-                    message = f"{name} differs between schedule {options.schedules[0]} and {schedule}"
-                    finding = Finding(Kind.SCHEDULE, message, None, (), 1)
-                    report = replace(report, findings=(*report.findings, finding))
-        return report
-
-
-@dataclass(frozen=True, slots=True)
-class _Input:
-    type: ArrayType
-    data: np.ndarray  # with the array's own strides; bfloat16 as uint16
-
-    def part(self, part: str, contiguous: bool) -> np.ndarray:
-        """The bytes behind a parameter: the data itself, or one of the arrays that describe it."""
-        data = np.ascontiguousarray(self.data) if contiguous else self.data
-        if part == "shape":
-            return np.array(data.shape, np.int32)
-        if part == "strides":
-            return np.array([s // data.itemsize for s in data.strides], np.int64)
-        if part == "ndim":
-            return np.array([data.ndim], np.int32)
-        return data if data.flags.c_contiguous else _span(data)
-
-
-def _evaluated(x: Any) -> _Input:
-    array = x if isinstance(x, mx.array) else mx.array(x)
-    dtype = dtype_name(array.dtype)
-    data = np.asarray(memoryview(array.view(mx.uint16) if dtype == "bfloat16" else array))
-    return _Input(ArrayType(dtype, array.ndim, array.size), data)
-
-
-def _span(data: np.ndarray) -> np.ndarray:
-    """The memory from the first to the last element of a strided array."""
-    if not data.size:
-        return data
-    if min(data.strides) < 0:
-        raise BenchError("an input with negative strides cannot be passed without a copy")
-    last = sum((n - 1) * stride for n, stride in zip(data.shape, data.strides, strict=True))
-    first = data[(slice(0, 1),) * data.ndim].view(np.uint8).reshape(-1)
-    return np.lib.stride_tricks.as_strided(first, (last + data.itemsize,), (1,))
-
-
-def _fresh(shape: Sequence[int], dtype: str, init_value: float | None) -> np.ndarray:
-    """An output: poisoned (NaN as a float), or filled with its initial value."""
-    kind = np.dtype({"bfloat16": "uint16"}.get(dtype, dtype))
-    out = np.empty(tuple(shape), kind)
-    if init_value is None:
-        out.reshape(-1).view(np.uint8)[:] = 0 if kind == np.bool_ else 0xFF
-    elif dtype == "bfloat16":
-        out[...] = np.asarray(memoryview(mx.array(init_value, mx.bfloat16).view(mx.uint16)))
-    else:
-        out[...] = init_value
-    return out
-
-
-def _merge(first: Report, other: Report) -> Report:
-    """The first schedule's counts with the findings of both."""
-    known = {(f.kind, f.location) for f in first.findings}
-    new = tuple(f for f in other.findings if (f.kind, f.location) not in known)
-    return replace(first, findings=first.findings + new, aborted=first.aborted or other.aborted)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
+
+import numpy as np
 
 from . import abi
 from .symbols import Location, Symbols
@@ -150,6 +152,23 @@ def decode(
         aborted=bool(raw.aborted),
         seconds=seconds,
     )
+
+
+def over_schedules(runs: Mapping[int, tuple[Sequence[np.ndarray], Report]], outputs: Sequence[str]) -> Report:
+    """The first schedule's counts, with the findings of all, and with one where the results differ."""
+    (first, (results, report)), *others = runs.items()
+    findings = {(f.kind, f.location): f for f in report.findings}
+    aborted = report.aborted
+    for _, (_, other) in others:
+        findings = {(f.kind, f.location): f for f in other.findings} | findings
+        aborted |= other.aborted
+    made = list(findings.values())
+    for schedule, (other_results, other) in others:
+        for name, a, b in zip(outputs, results, other_results, strict=True):
+            if not report.aborted and not other.aborted and a.tobytes() != b.tobytes():
+                message = f"{name} differs between schedule {first} and {schedule}"
+                made.append(Finding(Kind.SCHEDULE, message, None, (), 1))
+    return replace(report, findings=tuple(made), aborted=aborted)
 
 
 def _place(place: abi.Place) -> Location | None:

@@ -120,13 +120,13 @@ class Worker:
 
     def _command(self, line: str, timeout: int) -> None:
         if self._process is None:
+            executor = Path(__file__).resolve().with_name("executor.py")
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(Path(__file__).resolve().with_name("executor.py")), str(self._runtime),
-                 str(self._fd)],
+                [sys.executable, "-I", "-S", str(executor), str(self._runtime), str(self._fd)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 pass_fds=[self._fd],
-            )  # fmt: skip
+            )
         process = self._process
         assert process.stdin is not None and process.stdout is not None and self._arena is not None
         # A stale report must not be taken for this launch's.

@@ -58,10 +58,7 @@ static void threadgroup_access(u64 a, u32 n, bool write, u64 pc) {
     f->size = n;
     f->write = write;
     f->offset = offset;
-    if (const Variable* v = variable_at(offset)) {
-      strncpy(f->variable, v->name, sizeof f->variable - 1);
-      f->offset -= v->offset;
-    }
+    name_variable(f, offset);
   }
   if (kind == UNINITIALISED_THREADGROUP)
     shadow_access(threadgroup_cells + offset, n, write, pc, false, NO_BUFFER, offset);
@@ -109,23 +106,26 @@ static void access(u64 a, u32 n, bool write, u64 pc) {
   out_of_bounds(a, n, write, pc);
 }
 
-// Vectors are copied by memcpy, which has no alignment of its own: their size says what it should be.
+// A scalar or vector is aligned to its size; a memcpy of that size is taken for one.
 static void check_alignment(u64 a, u64 n, u64 pc) {
+  if (!(a & (n - 1)) || (n & (n - 1)) || n > 16) return;
   Lane* lane = T->current;
-  if (!lane || (n != 4 && n != 8 && n != 16) || !(a & (n - 1)) || a - (u64)lane->stack < T->stack_bytes) return;
+  if (!lane || a - (u64)lane->stack < T->stack_bytes) return;
   int b = buffer_of(a, n);
   if (b < 0 && !in_threadgroup_memory(a)) return;
   if (Finding* f = FIND(MISALIGNED, pc)) {
     f->buffer = b < 0 ? (u32)NO_BUFFER : (u32)b;
     f->offset = b < 0 ? (i64)(a - (u64)T->memory) : (i64)(a - (u64)arena - launch->buffer[b].offset);
     f->size = (u32)n;
+    name_variable(f, (u32)(a - (u64)T->memory));
   }
 }
 
 extern "C" {
+// The forms without "unaligned" are for accesses that the compiler was told are aligned.
 #define INSTRUMENTED(n)                                                                       \
-  void __tsan_read##n(void* p) { access((u64)p, n, false, CALLER); }                          \
-  void __tsan_write##n(void* p) { access((u64)p, n, true, CALLER); }                          \
+  void __tsan_read##n(void* p) { check_alignment((u64)p, n, CALLER); access((u64)p, n, false, CALLER); } \
+  void __tsan_write##n(void* p) { check_alignment((u64)p, n, CALLER); access((u64)p, n, true, CALLER); } \
   void __tsan_unaligned_read##n(void* p) { access((u64)p, n, false, CALLER); }                \
   void __tsan_unaligned_write##n(void* p) { access((u64)p, n, true, CALLER); }                \
   void __tsan_volatile_read##n(void* p) { access((u64)p, n, false, CALLER); }                 \
@@ -176,8 +176,6 @@ UNDEFINED(mul_overflow, INTEGER_OVERFLOW, u64, u64)
 UNDEFINED(negate_overflow, INTEGER_OVERFLOW, u64)
 UNDEFINED(divrem_overflow, DIVISION, u64, u64)
 UNDEFINED(out_of_bounds, ARRAY_BOUNDS, u64)
-UNDEFINED(type_mismatch_v1, MISALIGNED, u64)
-UNDEFINED(alignment_assumption, MISALIGNED, u64, u64, u64)
 UNDEFINED(load_invalid_value, INVALID_VALUE, u64)
 UNDEFINED(float_cast_overflow, FLOAT_CONVERSION, u64)
 void __ubsan_handle_local_out_of_bounds() { undefined(nullptr, ARRAY_BOUNDS, CALLER); }

@@ -63,4 +63,12 @@ static Finding* find(Kind kind, u64 pc, u64 frame, const Site* site = nullptr) {
   *f = made;
   return f;
 }
+// For an offset in threadgroup memory: the variable it is in or behind, and the offset within that.
+static void name_variable(Finding* f, u32 offset) {
+  if (f->buffer != NO_BUFFER) return;
+  if (const Variable* v = variable_at(offset)) {
+    strncpy(f->variable, v->name, sizeof f->variable - 1);
+    f->offset -= v->offset;
+  }
+}
 #define FIND(kind, pc) find(kind, pc, (u64)__builtin_frame_address(0))

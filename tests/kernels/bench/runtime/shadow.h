@@ -113,11 +113,7 @@ static void shadow_access(Cell* cells, u32 n, bool write, u64 pc, bool device, u
           f->other_frame = other.pc;
           f->other_thread = other.thread;
           f->other_threadgroup = device ? epoch_threadgroup[other.epoch] : T->index;
-          if (!device)
-            if (const Variable* v = variable_at((u32)(offset + i))) {
-              strncpy(f->variable, v->name, sizeof f->variable - 1);
-              f->offset -= v->offset;
-            }
+          name_variable(f, (u32)(offset + i));
         }
       }
     }
