@@ -118,8 +118,7 @@ def duplicate_error(first: int) -> LineError:
 
 def _mark_duplicates(index: InputIndex) -> None:
     keys = index.digests[index.order]
-    repeats = np.flatnonzero((keys[1:] == keys[:-1]) & (keys[1:] != b"")) + 1
-    for place in repeats:
+    for place in np.flatnonzero(keys[1:] == keys[:-1]) + 1:
         line = int(index.order[place])
         if index.states[line] == LineState.VALID:
             index.states[line] = LineState.DUPLICATE

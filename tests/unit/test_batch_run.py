@@ -168,6 +168,8 @@ def test_a_bad_line_becomes_an_error_record_and_stops_nothing(bench: Bench) -> N
         {"id": "d", "prompt": "BREAK"},
         {"id": "e", "messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": {"broken": True}},
         {"id": "f", "prompt": []},
+        {"id": "f", "prompt": "the id of a bad line"},
+        {"id": "a", "prompt": 3},
         {"id": "g", "prompt": "last"},
     )
     assert bench.run() == 1
@@ -180,6 +182,8 @@ def test_a_bad_line_becomes_an_error_record_and_stops_nothing(bench: Bench) -> N
         6: ("d", "engine_error"),
         7: ("e", "invalid_request"),
         8: ("f", "invalid_request"),
+        9: (None, "duplicate_custom_id"),
+        10: (None, "invalid_request"),
     }
     assert sorted(r["custom_id"] for r in bench.records() if "error" not in r) == ["a", "g"]
     for record in bench.records():
