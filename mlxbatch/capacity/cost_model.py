@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+import statistics
 from typing import Protocol
 
 from mlxbatch.capacity.saturation import padded_rows
 
 DRIFT_RATE = 0.02  # share of each (bounded) error that the correction takes over
 DRIFT_BOUND = 0.3  # a step counts as at most this far off, in log time: a hiccup moves the correction by 0.6%
-DRIFT_LIMIT = math.log(8.0)
+DRIFT_LIMIT = math.log(1000.0)
+FIRST_STEPS = 5  # their median is taken over as it is, so that a source that is far off is soon corrected
 ROWS_LOOKED_AT = 64  # padding looks no further
 
 
@@ -19,6 +21,16 @@ class StepTimes(Protocol):
     def seconds(
         self, rows: int, prefill_tokens: int = 0, context: float = 0.0, *, prefill_context: float | None = None
     ) -> float: ...
+
+
+class GuessedTimes:
+    """Times for a machine in no table, before anything was measured: only their shape means anything, and drift
+    soon gives them their size."""
+
+    def seconds(
+        self, rows: int, prefill_tokens: int = 0, context: float = 0.0, *, prefill_context: float | None = None
+    ) -> float:
+        return 0.03 + 0.01 * rows + 0.005 * prefill_tokens if rows + prefill_tokens else 0.0
 
 
 class Drift:
@@ -31,6 +43,7 @@ class Drift:
 
     def __init__(self) -> None:
         self._log = 0.0
+        self._first: list[float] = []
         self.observations = 0
 
     @property
@@ -41,12 +54,14 @@ class Drift:
         """`predicted` is without this factor."""
         if predicted <= 0.0 or observed <= 0.0:
             return
-        error = math.log(observed / predicted) - self._log
-        bounded = min(max(error, -DRIFT_BOUND), DRIFT_BOUND)
+        ratio = math.log(observed / predicted)
         self.observations += 1
-        # The first steps average, so that a chip table that is far off is soon corrected.
-        rate = max(DRIFT_RATE, 1.0 / self.observations)
-        self._log = min(max(self._log + rate * bounded, -DRIFT_LIMIT), DRIFT_LIMIT)
+        if len(self._first) < FIRST_STEPS:
+            self._first.append(ratio)
+            self._log = statistics.median(self._first)
+        else:
+            self._log += DRIFT_RATE * min(max(ratio - self._log, -DRIFT_BOUND), DRIFT_BOUND)
+        self._log = min(max(self._log, -DRIFT_LIMIT), DRIFT_LIMIT)
 
 
 class StepCostModel:
@@ -54,7 +69,7 @@ class StepCostModel:
 
     def __init__(self, times: StepTimes, *, source: str) -> None:
         self.times = times
-        self.source = source  # "tuned" or "chip table", for the display
+        self.source = source  # "tuned", "chip table" or "guess", for the display
         self.decode_drift = Drift()
         self.mixed_drift = Drift()
         self._padded: dict[int, int] | None = None

@@ -8,18 +8,19 @@ from dataclasses import dataclass, field
 
 from mlxbatch.capacity.budget import LINUX_SHARE, MemoryBudget, activation_bytes, buffer_cache_bytes
 from mlxbatch.capacity.chips import detect_chip
+from mlxbatch.capacity.curve_store import CurveStore
 from mlxbatch.capacity.machine_memory import physical_memory
 from mlxbatch.capacity.model_families import read_shape
 from mlxbatch.config import EngineConfig
 from mlxbatch.engine.memory_plan import kv_budget
 from mlxbatch.engine.snapshot import EffCurve, MachineFacts, MemoryUse, ModelFacts
+from mlxbatch.engine.tuning import Tuning, machine_key, model_key, tune_for
 from mlxbatch.engine.warm_up import warm_up
 from mlxbatch.errors import ModelError, UsageError
 from mlxbatch.execution.backend import prepare_backend
 from mlxbatch.models.loaded import LoadedModel
 from mlxbatch.scheduling.groups import KVMemory
 from mlxbatch.scheduling.plan import StepPlan
-from mlxbatch.scheduling.policy import make_policy
 from mlxbatch.scheduling.scheduler import Scheduler
 
 prepare_backend()  # before mlx.core: it resolves its BLAS when it is loaded
@@ -32,8 +33,6 @@ from mlxbatch.execution.attention.reference import ReferenceAttention  # noqa: E
 from mlxbatch.execution.model_runner import ModelRunner  # noqa: E402
 from mlxbatch.execution.modes import Mode  # noqa: E402
 from mlxbatch.models import load  # noqa: E402
-
-DEFAULT_ROWS = 16  # max_num_seqs before anything is known of the chip
 
 
 @dataclass(slots=True)
@@ -48,6 +47,7 @@ class Assembly:
     machine_facts: MachineFacts
     curve: Callable[[], EffCurve] = EffCurve
     observe: Callable[[StepPlan, float], None] | None = None
+    rows_reason: str = ""  # why max_num_seqs is what it is
     _peak: int = field(default=0)
 
     @property
@@ -97,13 +97,14 @@ def load_for(config: EngineConfig, progress: Callable[[str], None]) -> LoadedMod
 def assemble(config: EngineConfig, loaded: LoadedModel, reserved_elsewhere: int = 0) -> Assembly:
     """Size everything for this machine. Raises ModelError or UsageError."""
     max_model_len = _max_model_len(config, loaded)
-    rows = config.max_num_seqs or min(DEFAULT_ROWS, config.max_num_batched_tokens - config.block_size)
+    tuning = _tuning(config, loaded)
+    config, rows = tuning.config, tuning.rows
     attention = choose_attention(config.attention)
     runner = ModelRunner(
         loaded.model,
         block_size=config.block_size,
         attention=attention,
-        row_sizes=(rows,) if config.deterministic else (),
+        row_sizes=tuning.row_sizes,
     )
     activations = _activation_bytes(config, loaded, runner, rows, max_model_len)
     budget = _memory_budget(config, loaded, runner, rows, activations, reserved_elsewhere)
@@ -124,7 +125,8 @@ def assemble(config: EngineConfig, loaded: LoadedModel, reserved_elsewhere: int 
         max_model_len=max_model_len,
         tail_len=runner.tail_len,
         eos_token_ids=loaded.eos_token_ids,
-        policy=make_policy(config.policy),
+        policy=tuning.policy,
+        prefill_budget=tuning.prefill_budget,
         seed=config.seed,
     )
     return Assembly(
@@ -134,7 +136,21 @@ def assemble(config: EngineConfig, loaded: LoadedModel, reserved_elsewhere: int 
         budget,
         _model_facts(config, loaded, runner, attention, max_model_len),
         _machine_facts(budget),
+        curve=tuning.curve,
+        observe=tuning.observe,
+        rows_reason=tuning.reason,
     )
+
+
+def _tuning(config: EngineConfig, loaded: LoadedModel) -> Tuning:
+    chip = detect_chip()
+    dtype = str(loaded.dtype).removeprefix("mlx.core.")
+    curve = CurveStore().load(model_key(loaded.name, loaded.fingerprint, dtype), machine_key(chip))
+    try:
+        shape = read_shape(loaded.config, loaded.name)
+    except ModelError:
+        shape = None
+    return tune_for(config, shape=shape, chip=chip, dtype_bytes=loaded.dtype.size, curve=curve)
 
 
 def _max_model_len(config: EngineConfig, loaded: LoadedModel) -> int:
