@@ -29,6 +29,7 @@ LISTEN_SECONDS = 60.0  # a Python that starts on a busy machine
 ATTEMPTS = 3  # an engine may leave just as one comes
 LOG_BYTES = 4 * 2**20
 LOG_LINES_SHOWN = 5
+LOG_LINES_SEARCHED = 300  # the stacks of all threads stand behind a fatal error
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +84,11 @@ class Launcher:
             try:
                 return handshake(sock, greeting, on_loading)
             except ConnectionLostError as error:
+                if error.asked:
+                    raise EngineError(str(error)) from None
                 lost = error
+                if error.loading:
+                    break  # it would die again, after as long a time
         raise self._with_log(str(lost) if lost is not None else "the engine does not stay up")
 
     def join(self, greeting: Hello, on_loading: OnLoading | None = None) -> Link | None:
@@ -142,8 +147,7 @@ class Launcher:
             time.sleep(0.02)
 
     def _with_log(self, message: str) -> EngineError:
-        lines = log_tail(self.paths.log, LOG_LINES_SHOWN)
-        shown = "".join(f"\n  {line}" for line in lines)
+        shown = "".join(f"\n  {line}" for line in last_words(log_tail(self.paths.log, LOG_LINES_SEARCHED)))
         return EngineError(f"{message}. The end of its log, {self.paths.log}:{shown or ' (empty)'}")
 
 
@@ -156,6 +160,13 @@ def log_tail(path: Path, lines: int) -> list[str]:
             return file.read().decode(errors="replace").splitlines()[-lines:]
     except OSError:
         return []
+
+
+def last_words(lines: list[str]) -> list[str]:
+    """What a dead process had to say: its fatal error and the lines before it, or else its last lines."""
+    fatal = [index for index, line in enumerate(lines) if line.startswith("Fatal Python error")]
+    end = fatal[-1] + 1 if fatal else len(lines)
+    return lines[max(0, end - LOG_LINES_SHOWN) : end]
 
 
 def _rotate(path: Path) -> None:

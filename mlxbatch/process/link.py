@@ -29,11 +29,16 @@ OnLoading = Callable[[Loading], None]
 
 
 class ConnectionLostError(EngineError):
-    """The engine is gone, or ended: `stopping` says so if it went on purpose."""
+    """The engine is gone. `stopping` is what it said, if it went on purpose; `loading`, that it was loading."""
 
-    def __init__(self, message: str, stopping: Stopping | None = None) -> None:
+    def __init__(self, message: str, stopping: Stopping | None = None, *, loading: bool = False) -> None:
         super().__init__(message)
         self.stopping = stopping
+        self.loading = loading
+
+    @property
+    def asked(self) -> bool:
+        return self.stopping is not None and self.stopping.reason == "asked"
 
 
 @dataclass(slots=True)
@@ -75,12 +80,13 @@ def handshake(sock: socket.socket, greeting: Hello, on_loading: OnLoading | None
     """
     reader = frames.engine_frames()
     sock.settimeout(SILENCE_SECONDS)
+    loading = False
     try:
         sock.sendall(frames.encode(greeting))
         while True:
             data = sock.recv(READ_SIZE)
             if not data:
-                raise ConnectionLostError("the engine ended while it loaded the model")
+                raise ConnectionResetError
             messages = list(reader.feed(data))
             for index, message in enumerate(messages):
                 if isinstance(message, Welcome):
@@ -90,17 +96,20 @@ def handshake(sock: socket.socket, greeting: Hello, on_loading: OnLoading | None
                     raise (UsageError if message.exit_code == UsageError.exit_code else EngineError)(message.message)
                 if isinstance(message, Stopping):
                     raise ConnectionLostError(message.message or "the engine was stopped", message)
-                if isinstance(message, Loading) and on_loading is not None:
-                    on_loading(message)
+                if isinstance(message, Loading):
+                    loading = True
+                    if on_loading is not None:
+                        on_loading(message)
     except TimeoutError:
         sock.close()
         raise EngineError(
             f"the engine has said nothing for {SILENCE_SECONDS:.0f} s; "
             "`mlxbatch engine logs` may tell why, `mlxbatch engine stop --force` ends it"
         ) from None
-    except OSError as error:
+    except OSError:
         sock.close()
-        raise ConnectionLostError(f"the connection to the engine broke: {error.strerror or error}") from None
+        words = "died while it loaded the model" if loading else "ended before it answered"
+        raise ConnectionLostError(f"the engine {words}", loading=loading) from None
     except BaseException:
         sock.close()
         raise

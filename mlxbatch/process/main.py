@@ -24,7 +24,7 @@ from mlxbatch.process.server import EngineServer, ServeOptions
 
 log = logging.getLogger("mlxbatch.process")
 
-LOCK_SECONDS = 5.0  # observers of the lock hold it for microseconds; an engine on its way out, for seconds
+LOCK_SECONDS = 2.0  # observers of the lock hold it for microseconds; an engine on its way out, for seconds
 
 
 def serve(factory: EngineFactory, options: ServeOptions, registry: Registry, paths: EnginePaths) -> int:

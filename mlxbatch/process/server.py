@@ -48,6 +48,7 @@ log = logging.getLogger(__name__)
 MAX_CLIENTS = 64
 SNAPSHOT_RATE = 4.0  # a second, at most
 TICK = 0.5  # seconds between looks at timeouts, idleness and the registry
+LINGER_SECONDS = 10.0  # a process that could not load the model waits so long for somebody to tell it to
 STOP_SECONDS = 10.0  # a step that takes longer is not waited for at the end
 
 
@@ -85,6 +86,7 @@ class EngineServer:
         self._driver = EngineDriver(factory, self)
         self._table = RequestTable()
         self._engine: ServedEngine | None = None
+        self._load_error: MlxbatchError | None = None
         self._service: EngineService | None = None
         self._clients: dict[str, ClientConnection] = {}
         self._next_client = 1
@@ -121,8 +123,9 @@ class EngineServer:
         await self._say_goodbye(stopping)
         if self._service is not None:
             self._service.close()
-        if not await loop.run_in_executor(None, self._driver.stop, STOP_SECONDS):
-            log.warning("the last step did not end within %.0f s", STOP_SECONDS)
+        patience = STOP_SECONDS if self._engine is not None else 0.0  # loading cannot be interrupted
+        if not await loop.run_in_executor(None, self._driver.stop, patience):
+            log.warning("the engine's thread is still at work; the process ends all the same")
         return 1 if stopping.reason == "error" else 0
 
     def stop(self, reason: Literal["asked", "idle", "error"] = "asked", message: str = "") -> None:
@@ -182,9 +185,19 @@ class EngineServer:
                 self._welcome(client, engine)
 
     def _fail(self, error: MlxbatchError, loaded: bool) -> None:
-        if not loaded:
-            for client in list(self._clients.values()):
-                client.refuse("load", str(error), error.exit_code)
+        if loaded:
+            self.stop("error", str(error))
+            return
+        assert self._loop is not None
+        self._load_error = error
+        for client in list(self._clients.values()):
+            if client.hello is not None:
+                self._refuse_to_load(client, error)
+        # The client that started this process may not have come through yet, and shall hear the reason.
+        self._loop.call_later(LINGER_SECONDS, self.stop, "error", str(error))
+
+    def _refuse_to_load(self, client: ClientConnection, error: MlxbatchError) -> None:
+        client.refuse("load", str(error), error.exit_code)
         self.stop("error", str(error))
 
     def _tell_loading(self) -> None:
@@ -256,6 +269,8 @@ class EngineServer:
             client.refuse("full", f"the engine already has {MAX_CLIENTS} clients; close one and try again")
         elif self._engine is not None:
             self._welcome(client, self._engine)
+        elif self._load_error is not None:
+            self._refuse_to_load(client, self._load_error)
         else:
             self._tell_loading()
 
