@@ -5,7 +5,7 @@ They never define `__len__` or `bits`, which mlx-lm tests for.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,17 +40,29 @@ class ForwardInputs:
     """What the layers of one forward pass read. `offset` [rows] int32 holds the first position of each row of
     the model's input; `decode` and `pending` have one entry for each KV group, `decode` none without rows.
 
-    Flat: the input is [T, 1], decode rows first. Not flat: it is [1, n], one chunk.
+    Flat: the input is [T, 1], decode rows first. Not flat: it is [1, n], one chunk. `slots` int32 are those of
+    the decode rows, or of the one chunk.
     """
 
     token_ids: mx.array
     offset: mx.array
     flat: bool
     num_decode: int
+    slots: mx.array
     decode: tuple[DecodeLayout, ...]
     chunks: tuple[ChunkSpan, ...]
     write: TailWrite | None
     pending: tuple[PendingWrite | None, ...]
+
+
+class CompositeCache:
+    """Several caches of one layer, as mlx-lm's CacheList."""
+
+    def __init__(self, caches: Sequence[Any]) -> None:
+        self.caches = tuple(caches)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.caches[index]
 
 
 class IdleCache:

@@ -16,27 +16,26 @@ _HEAD_NAMES = ("lm_head", "output")
 
 
 class RowSelection:
-    """Which rows the head computes in the next forward pass; None: all of them."""
+    """Which rows the head computes in the next forward pass, along `axis`; None: all of them."""
 
     def __init__(self) -> None:
         self._rows: mx.array | None = None
-        self._applied = 0
+        self._axis = 0
+        self._applied = False
 
-    def arm(self, rows: mx.array | None) -> None:
-        self._rows = rows
-        self._applied = 0
+    def arm(self, rows: mx.array | None, axis: int = 0) -> None:
+        self._rows, self._axis, self._applied = rows, axis, False
 
     def disarm(self, logits: mx.array) -> mx.array:
         """Back to all rows. `logits` are the model's output; if its head was not passed through, select now."""
-        rows, applied = self._rows, self._applied
-        self._rows = None
-        return logits if rows is None or applied else logits[rows]
+        rows, self._rows = self._rows, None
+        return logits if rows is None or self._applied else mx.take(logits, rows, axis=self._axis)
 
     def select(self, hidden: mx.array) -> mx.array:
         if self._rows is None:
             return hidden
-        self._applied += 1
-        return hidden[self._rows]
+        self._applied = True
+        return mx.take(hidden, self._rows, axis=self._axis)
 
 
 def select_rows_before_head(model: nn.Module) -> RowSelection:

@@ -9,7 +9,7 @@ import mlx.nn as nn
 
 from mlxbatch.execution.attention.layout import PagedAttention
 from mlxbatch.execution.attention.reference import ReferenceAttention
-from mlxbatch.execution.forward import PackedForward
+from mlxbatch.execution.forward import ModelForward
 from mlxbatch.execution.kv import KVMemory, tail_length
 from mlxbatch.execution.modes import profile_model
 from mlxbatch.execution.sampling import Sampler, Samples
@@ -48,7 +48,7 @@ class ModelRunner:
         of these. Raises ModelError if the model cannot be run."""
         self.profile = profile_model(model, block_size)
         self.kv = KVMemory(self.profile.shapes, self.profile.groups, block_size, tail_length(block_size))
-        self._forward = PackedForward(
+        self._forward = ModelForward(
             model, self.profile, self.kv, attention or ReferenceAttention(), row_sizes
         )
         self._sampler = Sampler()
@@ -75,6 +75,7 @@ class ModelRunner:
             return ModelStep(None)
         self.kv.drop_pending()
         self.kv.resize_tails(plan.num_slots)
+        self._forward.resize(plan.num_slots)
         self._sampler.release(plan.released_slots)
         self._forward.release(plan.released_slots)
         result = self._forward.run(plan, self._previous_ids)
@@ -87,7 +88,7 @@ class ModelRunner:
             self._forward.copy_slots(sources, targets)
         # Everything that the step leaves behind is submitted at once: a lazy array that outlived it would keep
         # reading the pool, and the next flush would copy the pool instead of writing into it.
-        outputs = [*self.kv.step_arrays(), *self._forward.state_arrays(), *self._sampler.state_arrays()]
+        outputs = [*self.kv.step_arrays(), *self._forward.states.arrays(), *self._sampler.state_arrays()]
         if samples is not None:
             outputs += samples.arrays()
         mx.async_eval(outputs)

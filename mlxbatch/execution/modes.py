@@ -46,10 +46,9 @@ class AttentionEntry:
 
 @dataclass(frozen=True, slots=True)
 class RecurrentEntry:
-    """A cache of `size` state arrays per sequence. `state` indexes the recurrent layers."""
+    """A cache of recurrent state. `state` indexes the recurrent layers."""
 
     state: int
-    size: int
 
 
 # The model's list of caches; a tuple stands for mlx-lm's CacheList.
@@ -73,19 +72,32 @@ class StateShape:
 
 @dataclass(frozen=True, slots=True)
 class ModelProfile:
-    """What the runner needs to know of a model. `states[i]` are the arrays of recurrent layer i."""
+    """What the runner needs to know of a model. `states[i]` are the arrays of recurrent layer i; None stands
+    for one that the model does not use."""
 
     mode: Mode
     entries: tuple[CacheEntry, ...]
     shapes: tuple[LayerShape, ...]
     groups: tuple[GroupSpec, ...]
-    states: tuple[tuple[StateShape, ...], ...]
+    states: tuple[tuple[StateShape | None, ...], ...]
     vocab_size: int
+
+    def attention_entries(self) -> list[AttentionEntry]:
+        """All attention entries, those inside CacheLists included."""
+        found: list[AttentionEntry] = []
+        left = list(reversed(self.entries))
+        while left:
+            entry = left.pop()
+            if isinstance(entry, tuple):
+                left.extend(reversed(entry))
+            elif isinstance(entry, AttentionEntry):
+                found.append(entry)
+        return found
 
     @property
     def state_bytes(self) -> int:
         """Recurrent state of one sequence."""
-        return sum(array.nbytes for layer in self.states for array in layer)
+        return sum(array.nbytes for layer in self.states for array in layer if array is not None)
 
 
 def profile_model(model: nn.Module, block_size: int) -> ModelProfile:
@@ -210,7 +222,7 @@ def _entry(probe: Any, attention: list[_ProbeCache], recurrent: list[Any]) -> Ca
     if isinstance(probe, _ProbeCache):
         layer = attention.index(probe) if probe.shape is not None else None
         return AttentionEntry(layer, probe.window, probe.latent)
-    return RecurrentEntry(next(i for i, other in enumerate(recurrent) if other is probe), len(probe.cache))
+    return RecurrentEntry(next(i for i, other in enumerate(recurrent) if other is probe))
 
 
 def _groups(attention: Sequence[_ProbeCache], block_size: int) -> tuple[GroupSpec, ...]:
@@ -231,7 +243,7 @@ def _groups(attention: Sequence[_ProbeCache], block_size: int) -> tuple[GroupSpe
     )
 
 
-def _state_shapes(probe: Any) -> tuple[StateShape, ...]:
+def _state_shapes(probe: Any) -> tuple[StateShape | None, ...]:
     return tuple(
-        StateShape(tuple(array.shape[1:]), array.dtype) for array in probe.cache if array is not None
+        None if array is None else StateShape(tuple(array.shape[1:]), array.dtype) for array in probe.cache
     )

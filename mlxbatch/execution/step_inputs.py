@@ -52,6 +52,7 @@ class StepInputs:
         self._tail_len = tail_len
         self._padding_view = KVView(0, (_PADDING_VIEW_TABLE,) * num_groups)
         self._rows: _StableRows | None = None
+        self._no_slots = mx.zeros((0,), mx.int32)
 
     def flat(
         self,
@@ -86,6 +87,7 @@ class StepInputs:
             offset=mx.array(positions),
             flat=True,
             num_decode=num_decode,
+            slots=rows.device_slots if rows else self._no_slots,
             decode=self._decode_layouts(rows, positions[:num_decode]) if rows else (),
             chunks=tuple(spans),
             write=self._tail_write(rows, chunks, positions, bounds),
@@ -102,6 +104,7 @@ class StepInputs:
             offset=mx.array(np.array([chunk.start], np.int32)),
             flat=False,
             num_decode=0,
+            slots=mx.array(np.array([chunk.slot], np.int32)),
             decode=(),
             chunks=(ChunkSpan(0, length, self._chunk_layouts(chunk)),),
             write=self._tail_write(None, (chunk,), positions, bounds),
