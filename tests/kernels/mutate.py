@@ -1,10 +1,10 @@
 """Removes each single barrier of the Metal kernels in turn, and tells which removals no check notices.
 
-    python tests/kernels/mutate.py mutation_cases:run
+    python tests/kernels/mutate.py test_mutation:run
 
-runs `run(factory, file)` of tests/kernels/mutation_cases.py once per barrier: `factory` stands for
-`mx.fast.metal_kernel` and leaves the barrier out; `file` is the .metal file it is in, to choose cases by. `run` raises
-when a check fails, which it should. Kernels say where their lines come from with `#line` directives.
+runs `run(factory, file)` of tests/kernels/test_mutation.py once per barrier: `factory` stands for
+`mx.fast.metal_kernel` and leaves the barrier out; `file` is the .metal file it is in, to choose cases by.
+`run` raises when a check fails, which it should. Kernels say where their lines come from by `#line` directives.
 """
 
 from __future__ import annotations
