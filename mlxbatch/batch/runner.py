@@ -127,6 +127,8 @@ class BatchRunner:
                 raise EngineError(f"the engine lost {len(self._jobs)} requests")
         for request_id in list(self._requests):
             self._engine.cancel(request_id)
+        if self.totals.remaining and not self._interrupt.draining:
+            raise EngineError(f"the input ended {self.totals.remaining} requests early: it changed during the run")
         return self.totals
 
     # Lines into the engine.

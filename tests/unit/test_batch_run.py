@@ -276,6 +276,7 @@ def test_few_long_prompts_are_held_at_once(bench: Bench, monkeypatch: pytest.Mon
     bench.write(*prompts(30, "word " * 40))
     assert bench.run() == 0
     assert bench.engines[0].most_held == 3
+    assert len(bench.ids()) == 30
 
 
 def test_limit_takes_the_first_requests_and_a_resume_goes_further(bench: Bench) -> None:
@@ -361,15 +362,15 @@ def interrupt_at(bench: Bench, *steps: int, number: int = signal.SIGINT) -> None
 
 
 def test_the_first_interrupt_finishes_what_runs(bench: Bench) -> None:
-    bench.write(*prompts(40, "LONG"))
+    bench.write(*prompts(100, "LONG"))
     interrupt_at(bench, 20)
     assert bench.run() == 130
     assert len(bench.ids()) == 4  # the rows that ran; what waited was taken back
     assert "finishing 4 running requests" in bench.notes.getvalue()
-    assert "4 of 40 requests done; go on with --resume" in bench.notes.getvalue()
+    assert "4 of 100 requests done; go on with --resume" in bench.notes.getvalue()
     bench.before_step = lambda engine: None
     assert bench.run(resume=True) == 0
-    assert sorted(bench.ids()) == list(range(40))
+    assert sorted(bench.ids()) == list(range(100))
 
 
 @pytest.mark.parametrize(("steps", "number"), [((20, 25), signal.SIGINT), ((20,), signal.SIGTERM)])
@@ -449,6 +450,13 @@ def test_a_line_that_changes_under_the_run_is_an_error_record(bench: Bench) -> N
     assert bench.run() == 1
     (error,) = [record["error"] for record in bench.records() if "error" in record]
     assert (error["code"], error["line"]) == ("input_changed", 200)
+
+
+def test_an_input_that_is_cut_under_the_run_is_noticed(bench: Bench) -> None:
+    bench.write(*prompts(2000))
+    bench.before_step = lambda engine: os.truncate(bench.input, 10_000)
+    with pytest.raises(EngineError, match=r"ended \d+ requests early"):
+        bench.run()
 
 
 def test_standard_input_can_be_resumed_from_its_content(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
