@@ -1,4 +1,5 @@
-"""Random KV memory for kernel tests: every number outside the valid tokens is NaN, block ids are shuffled."""
+"""Random KV memory for kernel tests: every number outside the valid tokens is NaN, but for the zero block 0 that
+tables are padded with; block ids are shuffled."""
 
 from __future__ import annotations
 
@@ -104,6 +105,7 @@ class Scene:
         slots = self._places.permutation(len(lengths) + 1)
         dense_k = np.full((len(ids) + 1, heads, block, case.key_dim), np.nan)
         dense_v = np.full((len(ids) + 1, heads, block, case.value_dim), np.nan)
+        dense_k[0] = dense_v[0] = 0
         self._codes = self._code_arrays(case, len(ids) + 1) if case.bits else None
         tail_k = np.full((len(lengths) + 1, heads, case.tail_len, case.key_dim), np.nan)
         tail_v = np.full((len(lengths) + 1, heads, case.tail_len, case.value_dim), np.nan)
