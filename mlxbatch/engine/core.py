@@ -18,7 +18,7 @@ from mlxbatch.engine.output_text import OutputText
 from mlxbatch.engine.snapshot import EVENTS_SHOWN, EngineEvent
 from mlxbatch.engine.trace import StepTrace
 from mlxbatch.errors import EngineError, RequestError
-from mlxbatch.request import OutputDelta, Request, RequestTiming, TokenLogprob
+from mlxbatch.request import OutputDelta, Request, RequestTiming, SamplingParams, TokenLogprob
 from mlxbatch.scheduling.plan import Runner, StepHandle, StepPlan
 from mlxbatch.scheduling.scheduler import Sampled, Scheduler
 from mlxbatch.scheduling.sequence import Sequence
@@ -97,8 +97,8 @@ class EngineCore:
             decoder = self.tokenizer.stream_decoder(params.skip_special_tokens)
             text = OutputText(decoder, tuple(params.stop), include_stop=params.include_stop_str_in_output)
             self._texts[seq.seq_id] = text
-            for token_id in request.resume_token_ids if seq.index == 0 else ():
-                text.push(token_id)  # the client has this text already
+            for count, token_id in enumerate(request.resume_token_ids if seq.index == 0 else (), start=1):
+                text.push(token_id, check_stop=_checks_stop(params, count))  # the client has this text already
         self.metrics.requests_submitted += 1
 
     def cancel(self, request_id: str) -> None:
@@ -174,8 +174,7 @@ class EngineCore:
         if seq.finish_reason is not None:
             return self._last_delta(seq, text, token_id, logprobs)
         params = seq.request.params
-        check_stop = not params.min_tokens or seq.num_output_tokens > params.min_tokens
-        words = text.push(token_id, check_stop=check_stop)
+        words = text.push(token_id, check_stop=_checks_stop(params, seq.num_output_tokens))
         if text.found_stop is not None:
             self.scheduler.finish(seq, "stop", self.clock(), stop_reason=text.found_stop)
             return self._end(seq, words, (token_id,), logprobs)
@@ -302,3 +301,8 @@ class EngineCore:
             "kv_pool_bytes": kv.bytes_held,
             "block_size": kv.block_size,
         }
+
+
+def _checks_stop(params: SamplingParams, num_tokens: int) -> bool:
+    """Whether a stop string may end an output of so many tokens."""
+    return not params.min_tokens or num_tokens > params.min_tokens
