@@ -10,6 +10,7 @@ import platform
 import re
 import subprocess
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -29,6 +30,7 @@ LIBRARY_HEADERS = (
     "metal_logging metal_math metal_matrix metal_numeric metal_pack metal_relational metal_simdgroup "
     "metal_simdgroup_matrix metal_type_traits metal_uniform simd/simd.h"
 )
+MOST_FILES = 4000  # about 60 KB each
 # What MLX puts before every custom kernel.
 PRELUDE = '#include <metal_stdlib>\n#include "mlx/backend/metal/kernels/utils.h"\n'
 MLX_COMPLEX = "mlx/backend/metal/kernels/complex.h"
@@ -83,9 +85,15 @@ class Compiler:
             [shim, self._generated, PRELUDE, importlib.metadata.version("mlx"), str(self._mlx), toolchain.version]
         )
         self._lock = threading.Lock()
+        self._prune()
         self._language = [*LANGUAGE.split(), *_half_conversion()]
 
-    # -- the parts that all kernels share ---------------------------------------------------------
+    def _prune(self) -> None:
+        """Keeps the cache from growing for ever: beyond MOST_FILES, files older than a day go, oldest first."""
+        files = sorted((path.stat().st_mtime, path) for path in self.cache.glob("kernel-*"))
+        for modified, path in files[: max(0, len(files) - MOST_FILES)]:
+            if modified < time.time() - 86400:
+                path.unlink(missing_ok=True)
 
     def runtime(self) -> Path:
         """The shared library that runs kernels (runtime/launch.cpp)."""
@@ -135,8 +143,6 @@ class Compiler:
     def _flags(self, checked: bool, debug: bool) -> list[str]:
         includes = [f"-I{path}" for path in (SHIM, self._headers(), self._mlx)]
         return [*self._language, *includes, *(CHECKS.split() if checked else ()), *(DEBUG.split() if debug else ())]
-
-    # -- kernels ----------------------------------------------------------------------------------
 
     def library(self, name: str, signature: Signature, checked: bool, debug: bool) -> Path:
         """Where the shared library of a kernel is, or will be."""

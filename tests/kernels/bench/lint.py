@@ -62,7 +62,8 @@ def _lambda(tokens: Sequence[Token]) -> Iterator[int]:
 
 def _derived_class(tokens: Sequence[Token]) -> Iterator[int]:
     for i, token in enumerate(tokens):
-        if token.text not in ("struct", "class"):
+        before = neighbour(tokens, i, -1)
+        if token.text not in ("struct", "class") or (before >= 0 and tokens[before].text == "enum"):
             continue
         name = neighbour(tokens, i)
         colon = neighbour(tokens, name)

@@ -52,13 +52,21 @@ class Options:
             raise BenchError("schedules is empty: give at least one, (0,)")
 
 
+def _own_temporary_folder() -> Path:
+    """Code from here is executed: nobody else may have put it there."""
+    folder = Path(tempfile.gettempdir()) / f"mlxbatch-metal-bench-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if folder.stat().st_uid != os.getuid():
+        raise BenchError(f"{folder} belongs to another user: remove it, or give the bench another cache folder")
+    return folder
+
+
 class Bench:
     """Raises Unavailable where the bench cannot run (macOS, or no clang). Keeps the last 1000 reports."""
 
     def __init__(self, options: Options | None = None, *, cache: Path | None = None):
         self.options = options or Options()
-        folder = cache or Path(tempfile.gettempdir()) / f"mlxbatch-metal-bench-{os.getuid()}"
-        self.compiler = Compiler(find_toolchain(), folder)
+        self.compiler = Compiler(find_toolchain(), cache or _own_temporary_folder())
         self.lint = Lint(self.compiler)
         self.reports: deque[Report] = deque(maxlen=1000)
 

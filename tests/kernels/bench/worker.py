@@ -25,6 +25,8 @@ _ALIGNMENT = 256
 _POISON = 4096
 _LEAST_GAP = 1 << 16
 STACK_BYTES = 1 << 18
+# A larger arena gives its memory back after each launch.
+_KEEP_BYTES = 1 << 28
 
 
 @dataclass(slots=True)
@@ -90,6 +92,8 @@ class Worker:
                 if buffer.writable:
                     flat = buffer.data.reshape(-1).view(np.uint8)
                     flat[:] = memory[offset : offset + buffer.data.nbytes]
+            if len(arena) > _KEEP_BYTES:
+                arena.madvise(mmap.MADV_REMOVE)
             return report
 
     def close(self) -> None:
