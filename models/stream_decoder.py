@@ -8,6 +8,7 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
 _REPLACEMENT = "\ufffd"
+_PATIENCE = 64  # ids held back for a character; no character has so many, so only garbage ends there
 
 
 class FastStreamDecoder:
@@ -47,7 +48,7 @@ class FastStreamDecoder:
             except Exception:  # it refuses some byte sequences for good ("Invalid prefix encountered")
                 self._stream = None
         text = self._text_of_pending()
-        return "" if text.endswith(_REPLACEMENT) and len(self._pending) < 8 else text
+        return "" if text.endswith(_REPLACEMENT) and len(self._pending) < _PATIENCE else text
 
     def _text_of_pending(self) -> str:
         before = self._tokenizer.decode(self._context, skip_special_tokens=self._skip)
@@ -66,7 +67,7 @@ class SlowStreamDecoder:
     def push(self, token_id: int) -> str:
         self._pending.append(token_id)
         text = self._text_of_pending()
-        if not text or (text.endswith(_REPLACEMENT) and len(self._pending) < 8):
+        if not text or (text.endswith(_REPLACEMENT) and len(self._pending) < _PATIENCE):
             return ""
         self._context, self._pending = self._pending, []
         return text

@@ -29,9 +29,11 @@ FETCH = """
 import json, sys
 from mlxbatch.errors import ModelError
 from mlxbatch.models.hub import HubReference, fetch_from_hub
+from mlxbatch.models.hub import find_in_cache
 reports = []
 try:
-    path = fetch_from_hub(HubReference.parse(sys.argv[1]), lambda *report: reports.append(report))
+    get = find_in_cache if sys.argv[2:] == ["cached"] else fetch_from_hub
+    path = get(HubReference.parse(sys.argv[1]), lambda *report: reports.append(report))
     print(json.dumps({"path": str(path), "reports": reports}))
 except ModelError as error:
     print(json.dumps({"error": str(error)}))
@@ -43,6 +45,7 @@ class Hub(BaseHTTPRequestHandler):
 
     served: list[tuple[str, str | None]] = []  # noqa: RUF012
     cut = False
+    asked = 0
 
     def log_message(self, *arguments: object) -> None:
         pass
@@ -60,6 +63,7 @@ class Hub(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         path = self.path.partition("?")[0]
+        Hub.asked += 1
         if path.startswith("/api/models/tiny/llama/tree/"):
             tree = [
                 {"type": "file", "path": name, "size": len(data), "oid": hashlib.sha1(data).hexdigest()}
@@ -106,7 +110,7 @@ def hub() -> Iterator[ThreadingHTTPServer]:
     thread.join()
 
 
-def fetch(reference: str, home: Path, port: int, **extra: str) -> dict[str, object]:
+def fetch(reference: str, home: Path, port: int, *options: str, **extra: str) -> dict[str, object]:
     environment = {
         **os.environ,
         "HF_HOME": str(home),
@@ -116,7 +120,11 @@ def fetch(reference: str, home: Path, port: int, **extra: str) -> dict[str, obje
         **extra,
     }
     done = subprocess.run(
-        [sys.executable, "-c", FETCH, reference], env=environment, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", FETCH, reference, *options],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout.splitlines()[-1])
@@ -157,7 +165,11 @@ def test_a_download_that_broke_off_leaves_nothing_half_and_goes_on_from_there(
 def test_without_a_network_the_cache_serves_what_is_complete(hub: ThreadingHTTPServer, tmp_path: Path) -> None:
     missing = fetch("tiny/llama", tmp_path, hub.server_port, HF_HUB_OFFLINE="1")
     assert "not (or not completely) in the cache" in str(missing["error"]) or "offline" in str(missing["error"])
+    assert fetch("tiny/llama", tmp_path, hub.server_port, "cached")["path"] == "None"
     online = fetch("tiny/llama", tmp_path, hub.server_port)
+    asked = Hub.asked
+    assert fetch("tiny/llama", tmp_path, hub.server_port, "cached")["path"] == online["path"]
+    assert Hub.asked == asked  # looking into the cache asks nobody
     assert fetch("tiny/llama", tmp_path, hub.server_port, HF_HUB_OFFLINE="1")["path"] == online["path"]
     assert fetch("tiny/llama", tmp_path, 1)["path"] == online["path"]  # nothing listens there
 

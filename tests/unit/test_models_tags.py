@@ -38,6 +38,7 @@ SAMPLES = [
     (QWEN, "<|im_start|>assistant\n<think>\n", "Hm.\n</think>\n\nYes.", [("reasoning", "Hm."), ("content", "Yes.")]),
     (QWEN, "<think>\n\n</think>\n\n", " Yes.", [("content", " Yes.")]),
     (QWEN, "", "  <thin ice> and </think", [("content", "  <thin ice> and </think")]),
+    (QWEN, "", "\n<think>a</think>\nb", [("reasoning", "a"), ("content", "b")]),
     (QWEN, "", "<think>cut off ", [("reasoning", "cut off")]),
     (QWEN, "", " \n", [("content", " \n")]),
     (QWEN, "", "<tool_call>\n" + CALL, [("tool_call", CALL)]),

@@ -223,11 +223,25 @@ def byte_fallback() -> Tokenizer:
     return tokenizer
 
 
+class GivesUp:
+    """tokenizers.DecodeStream, which raises for good after some steps, as it does for some byte sequences."""
+
+    def __init__(self, stream: object, after: int) -> None:
+        self.stream, self.left = stream, after
+
+    def step(self, tokenizer: Tokenizer, token: int) -> str | None:
+        self.left -= 1
+        if self.left < 0:
+            raise RuntimeError("Invalid prefix encountered")
+        return self.stream.step(tokenizer, token)  # type: ignore[attr-defined,no-any-return]
+
+
 @settings(max_examples=300, deadline=None)
 @given(data=st.data(), kind=st.sampled_from(["bytes", "fallback"]), skip=st.booleans(), slow=st.booleans())
 def test_a_stream_adds_up_to_the_whole_text_without_half_characters(
     data: st.DataObject, kind: str, skip: bool, slow: bool
 ) -> None:
+    gives_up = data.draw(st.booleans())
     tokenizer = byte_level() if kind == "bytes" else byte_fallback()
     text = data.draw(st.text(max_size=12))
     if kind == "bytes":
@@ -239,11 +253,13 @@ def test_a_stream_adds_up_to_the_whole_text_without_half_characters(
         at = data.draw(st.integers(0, len(text)))
         noise = data.draw(st.lists(st.integers(256, tokenizer.get_vocab_size() - 1), max_size=6))
         ids = [*text[:at].encode(), *noise, *text[at:].encode()]
-    decoder = (
-        SlowStreamDecoder(lambda some: str(tokenizer.decode(some, skip_special_tokens=skip)))
-        if slow
-        else FastStreamDecoder(tokenizer, skip)
-    )
+    decoder: SlowStreamDecoder | FastStreamDecoder
+    if slow:
+        decoder = SlowStreamDecoder(lambda some: str(tokenizer.decode(some, skip_special_tokens=skip)))
+    else:
+        decoder = FastStreamDecoder(tokenizer, skip)
+        if gives_up:
+            decoder._stream = GivesUp(decoder._stream, data.draw(st.integers(0, 4)))  # type: ignore[assignment]
     pieces = [decoder.push(token) for token in ids] + [decoder.finish()]
     whole = tokenizer.decode(ids, skip_special_tokens=skip)
     assert "".join(pieces) == whole
