@@ -113,7 +113,7 @@ def box(
         rows.append(Line(("│ ", "frame")).extend(inner.pieces).add(" │", "frame"))
     foot = list(foot)
     bottom = Line(("╰", "frame"))
-    if foot:
+    if foot and Line(*foot).width <= width - 5:
         bottom.right([(" ", "frame"), *foot, (" ─╯", "frame")], width, "─", "frame")
     else:
         bottom.fit(width - 1, "─", "frame").add("╯", "frame")

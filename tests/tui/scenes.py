@@ -10,8 +10,8 @@ from mlxbatch.history.store import HistoryStore
 
 QUESTION = "Why does paged attention not need padding?"
 ANSWER = """\
-Each sequence owns a **block table**: a list of physical block ids. The kernel looks up
-`block_table[pos // 16]`, so two sequences of different length sit side by side without
+Each sequence owns a **block table**: a list of physical block ids. The kernel looks up \
+`block_table[pos // 16]`, so two sequences of different length sit side by side without \
 padding rows.
 
 ```python

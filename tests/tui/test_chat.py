@@ -175,6 +175,17 @@ def test_drafts_and_tabs_are_there_after_a_restart(tmp_path: Path) -> None:
     run(scene())
 
 
+def test_a_sent_message_is_no_draft_any_more(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with on_stage(tmp_path) as stage:
+            await stage.type("send me")
+            await stage.pilot.press("enter", "ctrl+n")
+            await stage.settle()
+            assert [session.chat.draft for session in stage.workspace.sessions] == ["", ""]
+
+    run(scene())
+
+
 def test_each_second_of_streaming_is_saved(tmp_path: Path) -> None:
     async def scene() -> None:
         async with on_stage(tmp_path, scripted()) as stage:

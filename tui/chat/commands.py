@@ -61,7 +61,7 @@ def parse(text: str) -> tuple[Command, str] | None:
     """
     if not text.startswith("/") or "\n" in text.strip():
         return None
-    name, _, arguments = text[1:].strip().partition(" ")
+    name, _, arguments = text[1:].rstrip().partition(" ")
     if not name.isalpha():
         return None
     command = next((command for command in COMMANDS if command.name == name.lower()), None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from markdown_it import MarkdownIt
+from markdown_it.rules_core import StateCore
 from markdown_it.token import Token
 from textual import on
 from textual.app import ComposeResult
@@ -80,8 +81,21 @@ def _is_open(token: Token) -> bool:
 
 
 def _new_parser() -> MarkdownIt:
-    """Textual's dialect, but tags are shown as they stand: it would drop them, and a terminal has no HTML."""
-    return MarkdownIt("gfm-like", {"html": False})
+    """Textual's dialect with two changes for what models write.
+
+    Tags are shown as they stand: it would drop them, and a terminal has no HTML. A line break in a paragraph
+    breaks the line, as in every chat: models end the lines of a poem or an address with a bare one.
+    """
+    parser = MarkdownIt("gfm-like", {"html": False})
+    parser.core.ruler.push("line_breaks", _keep_line_breaks)
+    return parser
+
+
+def _keep_line_breaks(state: StateCore) -> None:
+    for token in state.tokens:
+        for child in token.children or ():
+            if child.type == "softbreak":
+                child.type = "hardbreak"
 
 
 def drawable(text: str) -> int:

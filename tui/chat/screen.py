@@ -254,12 +254,14 @@ class ChatScreen(Screen[None]):
 
     @on(TextArea.Changed)
     def _typed(self, event: TextArea.Changed) -> None:
-        if event.text_area is not self.composer:
-            return
-        self.session.save_draft(self.composer.text)
-        listed = self.command_list
-        listed.typed(self.composer.text)
-        self.composer.completing = listed.open
+        """Every change is saved at once, also one that arrives after another tab has been opened."""
+        for session in self.workspace.sessions:
+            pane = self._panes.get(session.chat.id)
+            if pane is not None and pane[1] is event.text_area:
+                session.save_draft(event.text_area.text)
+        if event.text_area is self.composer:
+            self.command_list.typed(self.composer.text)
+            self.composer.completing = self.command_list.open
 
     @on(Composer.Submitted)
     def _submitted(self, event: Composer.Submitted) -> None:

@@ -35,7 +35,7 @@ STATE_WORDS: dict[TabState, str] = {
     "unseen": "ready",
     "failed": "failed",
 }
-TITLE_CELLS = 20
+TITLE_LEAST, TITLE_MOST = 10, 32  # cells
 COMPACT_BELOW = 100
 
 
@@ -60,7 +60,7 @@ def tab_bar_line(tabs: Sequence[TabLabel], active: int | None, room: int) -> Tab
     `active` None: none of the tabs is on show (the engine screen is).
     """
     room -= 6
-    titles = TITLE_CELLS if room > len(tabs) * (TITLE_CELLS + 5) else max(8, room // max(1, len(tabs)) - 6)
+    titles = min(TITLE_MOST, max(TITLE_LEAST, room // max(1, len(tabs)) - 6))
     labels = [_label(index, tab, index == active, titles) for index, tab in enumerate(tabs)]
     first, last = _window([line.width for line in labels], active or 0, room)
     bar = Line(("‹" if first else " ", "dim"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mlxbatch.engine.snapshot import EffPoint, Snapshot
 from mlxbatch.tui.drawing import Line, Piece
-from mlxbatch.tui.numbers import rate
+from mlxbatch.tui.numbers import UNKNOWN, rate
 
 
 def efficiency_title(snapshot: Snapshot) -> list[Piece]:
@@ -39,8 +39,9 @@ def efficiency_rows(snapshot: Snapshot, width: int, height: int) -> list[Line]:
         now = point is snapshot.eff.now
         line = Line(("▶" if now else " ", "accent"))
         line.add(f"{point.rows:>4}{rate(point.tokens_per_second):>7}", "strong" if now else "text")
-        line.add(f"{point.efficiency:>6.2f}", "strong" if now else "text")
-        line.add(f"{point.of_roof * 100:>5.0f} % " if point.of_roof is not None else f"{'—':>7} ", "dim")
+        efficiency = f"{point.efficiency:.2f}" if point.efficiency else UNKNOWN
+        line.add(f"{efficiency:>6}", "strong" if now else "text")
+        line.add(f"{point.of_roof * 100:>5.0f} % " if point.of_roof is not None else f"{UNKNOWN:>7} ", "dim")
         line.extend(_bar(point, top, bar_width, now))
         lines.append(line)
     return lines

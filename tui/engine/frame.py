@@ -72,7 +72,8 @@ def verdict_line(snapshot: Snapshot, view: ViewState, verdict: Verdict, width: i
     ]
     now = snapshot.eff.now
     if now is not None and now.rows:
-        parts.append([(f"eff({now.rows}) {now.efficiency:.2f}", "text")])
+        if now.efficiency:
+            parts.append([(f"eff({now.rows}) {now.efficiency:.2f}", "text")])
         if now.of_roof is not None:
             parts.append([(f"{now.of_roof * 100:.0f} % of roof", "text")])
     right: list[Piece] = []

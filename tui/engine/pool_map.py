@@ -1,4 +1,8 @@
-"""The block pool drawn as it is: every cell stands for a fixed number of blocks, in id order."""
+"""The block pool drawn as it is: every cell stands for a fixed number of blocks, in id order.
+
+Only blocks that are allocated are drawn. What the budget still allows is a number beside the map: a pool
+that has grown to a hundredth of its budget would be one mark in a field of dots.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +31,13 @@ def slot_role(slot: int) -> str:
 
 
 def blocks_per_cell(pool: PoolState, cells: int) -> int:
-    """Least number of blocks a cell must stand for, so that the whole pool fits."""
-    return max(1, -(-(pool.total_blocks - 1) // cells)) if cells > 0 else 1
+    """Least number of blocks a cell must stand for, so that all allocated blocks fit."""
+    return max(1, -(-drawn_blocks(pool) // cells)) if cells > 0 else 1
+
+
+def drawn_blocks(pool: PoolState) -> int:
+    """Allocated blocks but for the reserved one, which is never anybody's."""
+    return max(0, pool.allocated_blocks - 1)
 
 
 def pool_cells(pool: PoolState, per_cell: int) -> list[int]:
@@ -37,7 +46,7 @@ def pool_cells(pool: PoolState, per_cell: int) -> list[int]:
     A cell of several blocks shows whatever holds most of its blocks in use; cached only where none is in
     use, free only where none is cached, so that even a single block in use is seen.
     """
-    total = max(0, pool.total_blocks - 1)
+    total = drawn_blocks(pool)
     tallies: list[dict[int, int]] = [{} for _ in range(-(-total // per_cell))]
     position = -1  # of the run's first block, with block 0 at -1
     for owner, length in pool.runs:

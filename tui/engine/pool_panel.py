@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mlxbatch.engine.snapshot import PoolState, Snapshot
 from mlxbatch.tui.drawing import Line, Piece
-from mlxbatch.tui.engine.pool_map import half_block_rows, map_rows
+from mlxbatch.tui.engine.pool_map import drawn_blocks, half_block_rows, map_rows
 from mlxbatch.tui.engine.view_state import ViewState
 from mlxbatch.tui.numbers import count, percent, size
 
@@ -64,7 +64,8 @@ def _beside_the_pool(snapshot: Snapshot, pool: PoolState, width: int) -> Line:
     tails, memory = snapshot.tails, snapshot.memory
     places = tails.slots * tails.tail_len
     line = Line((f"tails {count(tails.tokens)} of {count(places)} tokens", "text"))
-    line.add(f" · grown to {count(pool.allocated_blocks)} of {count(pool.total_blocks)} blocks", "dim")
+    grown = f"grown to {count(drawn_blocks(pool))} of {count(usable(pool))} blocks"
+    line.add(f" · {grown}" if pool.allocated_blocks < pool.total_blocks else " · fully grown", "dim")
     memory_text = f" · weights {size(memory.weights)} · pool {size(memory.pool)}" if memory.weights else ""
     if line.width + len(memory_text) <= width:
         line.add(memory_text, "dim")
@@ -74,7 +75,7 @@ def _beside_the_pool(snapshot: Snapshot, pool: PoolState, width: int) -> Line:
 def pool_height(snapshot: Snapshot, view: ViewState, width: int) -> int:
     """Rows of a frame that shows one block in each cell; more would stay empty."""
     pool = chosen_pool(snapshot, view)
-    return -(-usable(pool) // width) + 4 if pool is not None and width > 0 else 4
+    return -(-drawn_blocks(pool) // width) + 4 if pool is not None and width > 0 else 4
 
 
 def compact_pool_title(snapshot: Snapshot, view: ViewState, per_cell: int) -> list[Piece]:
