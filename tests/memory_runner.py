@@ -98,8 +98,10 @@ class MemoryRunner:
                 self.pools[group][block_id] = cells
             self.pending = []
         assert not self.pending
-        for move in flush.moves:
-            self.pools[move.group][move.dst] = self.pools[move.group][move.src]
+        assert len({(m.group, m.dst) for m in flush.moves}) == len(flush.moves), "two moves share a destination"
+        moved = [self.pools[move.group][move.src] for move in flush.moves]  # all read before any is written
+        for move, block in zip(flush.moves, moved, strict=True):
+            self.pools[move.group][move.dst] = block
         for block in flush.tail_blocks:
             tail = self._tail(block.slot)
             cells = [tail[p % self.tail_len] for p in range(block.start, block.start + self.block_size)]

@@ -9,9 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mlxbatch.capacity.pressure import Pressure, read_pressure
 from mlxbatch.config import EngineConfig
 from mlxbatch.engine.assembly import Assembly, assemble, load_for
 from mlxbatch.engine.core import EngineCore
+from mlxbatch.engine.memory_keeper import MemoryKeeper
 from mlxbatch.engine.snapshot import Snapshot
 from mlxbatch.engine.snapshotter import Snapshotter
 from mlxbatch.engine.trace import StepTrace
@@ -29,7 +31,8 @@ class LocalEngine:
     """Loads a model and serves it; all of MLX's work happens on the thread that calls it.
 
     `progress` is told what is being loaded. `reserved_elsewhere` is bytes that other engines on this machine hold.
-    `trace` keeps every step for write_trace(). `loaded` is a model that is in memory already.
+    `trace` keeps every step for write_trace(). `loaded` is a model that is in memory already. `pressure` reads
+    the machine's memory pressure.
     Raises ModelError or UsageError if the model cannot be run.
     """
 
@@ -41,6 +44,7 @@ class LocalEngine:
         reserved_elsewhere: int = 0,
         trace: bool = False,
         loaded: LoadedModel | None = None,
+        pressure: Callable[[], Pressure | None] = read_pressure,
     ) -> None:
         self.config = config
         self._trace = StepTrace(time.monotonic()) if trace else None
@@ -50,6 +54,9 @@ class LocalEngine:
         self._parts: Assembly | None = parts
         self._core = EngineCore(
             parts.scheduler, parts.runner, parts.loaded.tokenizer, trace=self._trace, observe=parts.observe
+        )
+        self._keeper = MemoryKeeper(
+            parts.scheduler, note=lambda kind, text: self._core.note(kind, "", text), read=pressure
         )
         facts = (parts.model_facts, parts.machine_facts)
         self._snapshots = Snapshotter(self._core, *facts, memory=parts.memory_use, curve=parts.curve)
@@ -102,6 +109,7 @@ class LocalEngine:
 
     def poll(self, timeout: float = 0.0) -> list[OutputDelta]:
         self._open()
+        self._keeper.tend(self._core.clock())
         return self._core.step()
 
     def pop_timings(self) -> list[RequestTiming]:
@@ -126,7 +134,7 @@ class LocalEngine:
         parts, self._parts = self._parts, None
         if parts is None:
             return
-        del self._core, self._snapshots
+        del self._core, self._snapshots, self._keeper
         parts.release()
         del parts
         gc.collect()

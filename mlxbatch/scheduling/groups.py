@@ -75,10 +75,11 @@ class KVMemory:
         self.specs = tuple(specs)
         self.block_size = block_size
         self.budget = budget
+        self.limit = budget  # what the budget may be raised to again
         self.prefix_caching = prefix_caching
         self.pools = tuple(BlockPool(1) for _ in specs)
         self._sequences: dict[int, SequenceKV] = {}
-        self._moves: list[BlockMove] = []
+        self._moves: dict[tuple[int, int], int] = {}  # (group, destination): source, until the next flush
         self._sizes_changed = False
 
     # -- sizes ---------------------------------------------------------------------------------------------
@@ -109,17 +110,18 @@ class KVMemory:
                 needs.append(min(full, (spec.window + max_chunk) // self.block_size + 2))
         return needs
 
-    def fits_empty(self, needs: Sequence[int]) -> bool:
-        """Whether a sequence with these needs fits when it is alone."""
-        total = sum((n + 1) * s.bytes_per_block for n, s in zip(needs, self.specs, strict=True))
-        return total <= self.budget
+    def bytes_alone(self, num_tokens: int, max_chunk: int) -> int:
+        """Bytes that a sequence of num_tokens takes when it is alone, zero blocks included."""
+        needs = self.blocks_for(num_tokens, max_chunk)
+        return sum((n + 1) * s.bytes_per_block for n, s in zip(needs, self.specs, strict=True))
 
     def max_tokens_alone(self, max_chunk: int) -> int:
-        """The longest sequence that fits when it is alone (its last, partial block lives in the tail)."""
+        """The longest sequence that fits when it is alone and the budget is at its limit (its last, partial block
+        lives in the tail)."""
         low, high = 0, 1 << 30
         while low < high:  # needs grow with tokens, so bisect
             middle = (low + high + 1) // 2
-            if self.fits_empty(self.blocks_for(middle, max_chunk)):
+            if self.bytes_alone(middle, max_chunk) <= self.limit:
                 low = middle
             else:
                 high = middle - 1
@@ -355,7 +357,9 @@ class KVMemory:
         self._sizes_changed = True
         if not moves:
             return
-        self._moves += [BlockMove(group, src, dst) for src, dst in moves.items()]
+        for src, dst in moves.items():
+            # A flush reads every source before it writes: a block that moved before in this plan moves but once.
+            self._moves[group, dst] = self._moves.pop((group, src), src)
         for kv in self._sequences.values():
             table = kv.tables[group]
             table.replace(table.first, [moves.get(b, b) if b is not None else None for b in table.ids])
@@ -363,8 +367,9 @@ class KVMemory:
 
     def take_changes(self) -> tuple[bool, tuple[BlockMove, ...]]:
         """Whether pool sizes changed since the last call, and the moves to make: they go into the next flush."""
-        changed, moves = self._sizes_changed, tuple(self._moves)
-        self._sizes_changed, self._moves = False, []
+        moves = tuple(BlockMove(group, src, dst) for (group, dst), src in self._moves.items())
+        changed = self._sizes_changed
+        self._sizes_changed, self._moves = False, {}
         return changed, moves
 
     def check(self) -> None:

@@ -131,6 +131,7 @@ class Flush:
     """Pool writes, in this order: growth (to `num_blocks[g]` blocks), the chunks of the step before (`pending`),
     `moves`, `tail_blocks`, then shrinking. They run before the forward pass of the plan that carries them.
 
+    All sources of moves are read before any destination is written, and no two moves share a destination.
     Moves come before tail blocks: a plan moves blocks first and then names tail blocks by their new ids, while
     the step before named its chunks' blocks by the old ones."""
 

@@ -97,7 +97,9 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """Whether plan() has something to do, or will have once the step in flight is committed."""
-        return bool(self.running or len(self.waiting) or self._retiring or self._pending or self._sequences)
+        if self.running or len(self.waiting) or self._retiring or self._pending or self._sequences:
+            return True
+        return self._shrink_idle or self.kv.bytes_held > self.kv.budget  # memory is to be given back
 
     @property
     def num_unfinished(self) -> int:
@@ -159,7 +161,7 @@ class Scheduler:
         room = self.kv.max_tokens_alone(self.max_num_batched_tokens)
         if wanted > room:
             raise RequestError(
-                f"{parts}, but the whole KV cache holds {room} ({self.kv.budget:,} bytes). Shorten the prompt, lower "
+                f"{parts}, but the whole KV cache holds {room} ({self.kv.limit:,} bytes). Shorten the prompt, lower "
                 f"max_tokens to {max(0, room - num_prompt)}, or raise --kv-memory.",
                 code="kv_cache_exceeded",
                 param="max_tokens" if num_prompt < room else "prompt",
@@ -205,15 +207,24 @@ class Scheduler:
     def set_kv_budget(self, budget: int) -> int:
         """Change the bytes for KV blocks from the next plan on; returns what was granted.
 
-        Never less than the longest unfinished sequence may need, so that no request is lost.
+        Never less than the longest unfinished sequence needs now, and a sequence that runs alone raises the budget
+        as it grows, so that no request is lost.
         """
+        kv, size = self.kv, self.kv.block_size
+        kv.limit = max(kv.limit, budget)
+        longest = max((seq.num_tokens for seq in self._sequences.values()), default=0)
+        alone = kv.bytes_alone(longest + size, self.max_num_batched_tokens)
+        kv.budget = max(budget, min(alone, kv.limit))
+        return kv.budget
+
+    def _raise_budget_for(self, num_tokens: int) -> bool:
+        """Take back memory that was given away, for a sequence that could not go on even alone."""
         kv = self.kv
-        for seq in self._sequences.values():
-            needs = kv.blocks_for(seq.max_length, self.max_num_batched_tokens)
-            alone = sum((n + 1) * s.bytes_per_block for n, s in zip(needs, kv.specs, strict=True))
-            budget = max(budget, alone)
-        kv.budget = budget
-        return budget
+        needed = kv.bytes_alone(num_tokens + kv.block_size, self.max_num_batched_tokens)
+        if kv.budget >= min(needed, kv.limit):
+            return False
+        kv.budget = min(needed, kv.limit)
+        return True
 
     def shrink_idle(self) -> None:
         """Let the next plan give back every block that no sequence holds, the prefix cache included."""
@@ -324,6 +335,8 @@ class Scheduler:
                     return
                 continue
             while not admission.has_room(seq, hit, self.running):
+                if not self.running and self._raise_budget_for(len(seq.token_ids)):
+                    continue
                 if not self._preempt_batch_for(seq, builder):
                     return
                 hit = self.kv.find_prefix(seq.prompt_hashes, seq.token_ids)
@@ -373,6 +386,8 @@ class Scheduler:
         while not self.kv.allocate(kv, end):
             self.admission.lacking = self.kv.block_needs(kv, end)
             victim = self.running[-1]
+            if victim is seq and self.running[0] is seq and self._raise_budget_for(end):
+                continue
             needs = ", ".join(str(n) for n in self.admission.lacking)
             self._preempt(victim, builder, f"out of KV blocks: {needs} needed")
             if victim is seq:
