@@ -32,6 +32,7 @@ _REFERENCE = re.compile(r"([A-Za-z0-9][\w.-]*/[\w.-]+)(?::([^:]+))?")
 _WEIGHTS = "model*.safetensors"
 # Never *.py, never a pickle: nothing that comes from a repository is run.
 _DIRECTORY_FILES = ["*.json", "*.jinja", "tokenizer.model", "*.tiktoken", "merges.txt", _WEIGHTS]
+_ADAPTER_FILES = ["adapter_config.json", "adapters.safetensors", "adapter_model.safetensors"]
 _PREFERRED = ("Q4_K_M", "Q4_K_S", "Q4_0", "Q8_0")
 _SPLIT = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 
@@ -61,6 +62,11 @@ def fetch_from_hub(reference: HubReference, progress: Progress) -> Path:
     stopped. Without a network the cached files are used if they are complete. Raises ModelError.
     """
     return _fetch(reference, _file_names(reference), progress, offline=False)
+
+
+def fetch_adapter_from_hub(reference: HubReference, progress: Progress) -> Path:
+    """The folder of an adapter in huggingface_hub's cache. Raises ModelError."""
+    return _snapshot(reference, _ADAPTER_FILES, progress, offline=False)
 
 
 def find_in_cache(reference: HubReference, progress: Progress) -> Path | None:

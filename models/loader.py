@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -16,7 +15,7 @@ from mlxbatch.models.gguf_model import read_gguf_model
 from mlxbatch.models.loaded import LoadedModel
 from mlxbatch.models.lora import apply_adapter
 from mlxbatch.models.progress import Progress, silent
-from mlxbatch.models.source import fingerprint, resolve
+from mlxbatch.models.source import fingerprint, resolve, resolve_adapter
 from mlxbatch.models.weights import activation_dtype
 
 _DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
@@ -46,7 +45,7 @@ def load_model(
         parts = read_directory_model(local.path, wanted)
     files = list(parts.files)
     if adapter is not None:
-        files += apply_adapter(parts.model, Path(adapter).expanduser(), wanted)
+        files += apply_adapter(parts.model, resolve_adapter(adapter, report), wanted)
     parts.model.eval()
     mx.eval(parts.model.parameters())
     return LoadedModel(

@@ -59,6 +59,19 @@ def local_model(path: Path) -> LocalModel:
     return LocalModel(path.stem, path, "gguf")
 
 
+def resolve_adapter(spec: str, progress: Progress = silent) -> Path:
+    """The folder of an adapter: a path, or a hub repository to fetch it from. Raises ModelError."""
+    from mlxbatch.models.hub import HubReference, fetch_adapter_from_hub
+
+    path = Path(spec).expanduser()
+    if path.exists():
+        return path
+    reference = HubReference.parse(spec)
+    if reference is None or reference.choice:
+        raise ModelError(f"there is no adapter at {path}, and {spec!r} is no hub repository (OWNER/NAME)")
+    return fetch_adapter_from_hub(reference, progress)
+
+
 def _from_hub(name: str, text: str, revision: str | None, progress: Progress) -> LocalModel:
     from mlxbatch.models.hub import HubReference, fetch_from_hub
 

@@ -292,9 +292,65 @@ def test_an_adapter_for_another_model_is_refused(folder: Path, tmp_path: Path) -
 def test_what_is_no_adapter_is_refused(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"holds no adapter_config\.json"):
         load(str(folder), adapter=str(tmp_path))
-    (tmp_path / "adapter_model.safetensors").touch()
-    with pytest.raises(ModelError, match="peft"):
-        load(str(folder), adapter=str(tmp_path))
+    with pytest.raises(ModelError, match="there is no adapter at"):
+        load(str(folder), adapter=str(tmp_path / "none" / "there"))
+
+
+def write_peft_adapter(target: Path, layers: dict[str, tuple[int, int]], **config: Any) -> dict[str, mx.array]:
+    """An adapter as peft writes it, of rank 4 and alpha 8, for layers of (outputs, inputs)."""
+    target.mkdir(exist_ok=True)
+    weights = {}
+    for index, (path, (outputs, inputs)) in enumerate(layers.items()):
+        key = mx.random.key(index)
+        weights[f"base_model.model.{path}.lora_A.weight"] = mx.random.normal((4, inputs), key=key) * 0.2
+        weights[f"base_model.model.{path}.lora_B.weight"] = mx.random.normal((outputs, 4), key=key) * 0.2
+    mx.save_safetensors(str(target / "adapter_model.safetensors"), weights)
+    settings = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "bias": "none", **config}
+    (target / "adapter_config.json").write_text(json.dumps(settings))
+    return weights
+
+
+PEFT_LAYERS = {"model.layers.0.self_attn.q_proj": (64, 64), "model.layers.2.mlp.down_proj": (64, 96)}
+
+
+@pytest.mark.parametrize("rslora", [False, True])
+def test_a_peft_adapter_computes_what_merged_weights_do(rslora: bool, folder: Path, tmp_path: Path) -> None:
+    adapter = write_peft_adapter(tmp_path / "adapter", PEFT_LAYERS, use_rslora=rslora)
+    merged = load(str(folder)).model
+    for path in PEFT_LAYERS:
+        layer = dict(merged.named_modules())[path]
+        a, b = (adapter[f"base_model.model.{path}.lora_{half}.weight"] for half in "AB")
+        layer.weight = layer.weight + (8 / 4**0.5 if rslora else 8 / 4) * (b @ a)
+    worn = load(str(folder), adapter=str(tmp_path / "adapter"))
+    assert largest_error(worn.model(PROMPT), merged(PROMPT)) < 1e-5
+    assert largest_error(worn.model(PROMPT), load(str(folder)).model(PROMPT)) > 1e-2
+
+
+@pytest.mark.parametrize(
+    ("layers", "config", "message"),
+    [
+        (PEFT_LAYERS, {"use_dora": True}, "use_dora = True is not supported"),
+        (PEFT_LAYERS, {"peft_type": "IA3"}, "peft_type = 'IA3' is not supported"),
+        (PEFT_LAYERS, {"modules_to_save": ["lm_head"]}, "modules_to_save"),
+        (PEFT_LAYERS, {"lora_alpha": None}, "cannot use the adapter"),
+        ({"model.layers.9.self_attn.q_proj": (64, 64)}, {}, r"does not have: model\.layers\.9"),
+        ({"model.layers.0.self_attn.q_proj": (32, 64)}, {}, "a model of another size"),
+    ],
+)
+def test_peft_adapters_that_cannot_be_honoured_are_refused(
+    layers: dict[str, tuple[int, int]], config: dict[str, Any], message: str, folder: Path, tmp_path: Path
+) -> None:
+    write_peft_adapter(tmp_path / "adapter", layers, **config)
+    with pytest.raises(ModelError, match=message):
+        load(str(folder), adapter=str(tmp_path / "adapter"))
+
+
+def test_half_a_peft_layer_is_refused(folder: Path, tmp_path: Path) -> None:
+    weights = write_peft_adapter(tmp_path / "adapter", PEFT_LAYERS)
+    weights.pop("base_model.model.model.layers.2.mlp.down_proj.lora_B.weight")
+    mx.save_safetensors(str(tmp_path / "adapter" / "adapter_model.safetensors"), weights)
+    with pytest.raises(ModelError, match=r"make no LoRA layer: model\.layers\.2\.mlp\.down_proj"):
+        load(str(folder), adapter=str(tmp_path / "adapter"))
 
 
 def test_the_context_length_is_found_wherever_a_family_keeps_it() -> None:
