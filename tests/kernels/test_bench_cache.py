@@ -1,5 +1,6 @@
 """What is compiled once is not compiled again, and the bench says why where it cannot run."""
 
+import os
 import sys
 import threading
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 from bench import Bench, BenchError, Options, Unavailable
+from bench.compile import SHIM
 from bench.toolchain import find_toolchain
 
 CALL: dict[str, Any] = {
@@ -48,6 +50,16 @@ def test_a_second_bench_compiles_nothing(cache: Path) -> None:
     assert len(libraries(cache)) == 2
     first.close()
     second.close()
+
+
+def test_a_fresh_checkout_uses_the_cache(cache: Path) -> None:
+    """The same content with new times, as git leaves it."""
+    bench = Bench(Options(checked=False), cache=cache)
+    assert ones_times(bench, 2) == 16
+    for path in SHIM.iterdir():
+        os.utime(path)
+    assert ones_times(bench, 5) == 40
+    bench.close()
 
 
 def test_variants_compile_together(cache: Path) -> None:

@@ -44,6 +44,8 @@ LANGUAGE = (
     # Else a vector load whose components are all used becomes one load of each, and is counted so.
     "-mllvm -disable-vector-combine"
 )
+# The key knows the headers' content: a new checkout must not make them look changed.
+PRECOMPILE = "-Xclang -emit-pch -Xclang -fno-pch-timestamp -c"
 DEBUG = "-gline-tables-only -gdwarf-4"
 CHECKS = (
     "-fsanitize=thread -mllvm -tsan-instrument-func-entry-exit=0 -mllvm -tsan-instrument-read-before-write=1 "
@@ -130,13 +132,13 @@ class Compiler:
         return folder
 
     def _precompiled(self, flags: list[str]) -> Path:
-        target = self.cache / f"prelude-{self._key(*flags)}.pch"
+        target = self.cache / f"prelude-{self._key(PRECOMPILE, *flags)}.pch"
         with self._lock:
             if not target.exists():
                 source = target.with_suffix(f".{os.getpid()}.h")
                 source.write_text(PRELUDE)
                 made = target.with_suffix(f".{os.getpid()}.tmp")
-                _run([*self.toolchain.clang, *flags, "-Xclang", "-emit-pch", "-c", str(source), "-o", str(made)])
+                _run([*self.toolchain.clang, *flags, *PRECOMPILE.split(), str(source), "-o", str(made)])
                 made.rename(target)
         return target
 
