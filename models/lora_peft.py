@@ -55,7 +55,8 @@ def _pairs(weights: Path) -> dict[str, tuple[mx.array, mx.array]]:
     """(A, B) by the path of the layer that they adapt; A is (r, inputs), B is (outputs, r)."""
     halves: dict[str, dict[str, mx.array]] = {}
     strange = []
-    for name, array in dict(mx.load(str(weights))).items():
+    arrays: Any = mx.load(str(weights))  # a mapping, for safetensors
+    for name, array in arrays.items():
         match = _NAME.fullmatch(name)
         if match is None or array.ndim != 2:
             strange.append(name)
