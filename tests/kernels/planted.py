@@ -13,6 +13,7 @@ MARK = "// <- here"
 # Helpers, so that bugs are found through calls as well.
 HEADER = """#line 1 "planted.metal"
 inline float load(const device float* p, int i) { return p[i]; }
+inline float last(thread const float* p, int n) { return p[n - 1]; }
 inline int sign_of(float x) { if (x > 0) { return 1; } if (x < -1e30f) { return -1; } }
 """
 PREFIX = """
@@ -198,6 +199,15 @@ PLANTED = {
 """,
         "% 4",
         "% 5",
+    ),
+    "pointer behind a private array": _replaced(
+        Kind.ARRAY_BOUNDS,
+        """
+  float a[4] = {1, 2, 3, x[i]};
+  out[i] = last(a, 4); // <- here
+""",
+        "4);",
+        "5 + int(t % 2));",
     ),
     "misaligned vector": _replaced(
         Kind.MISALIGNED,

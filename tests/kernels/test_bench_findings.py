@@ -74,7 +74,7 @@ def test_output_that_is_not_written(bench: Bench) -> None:
 
 
 def test_missing_return(bench: Bench) -> None:
-    assert Location("planted.metal", 2) in places(faulty(bench, "  out[i] = sign_of(x[i]);"), Kind.MISSING_RETURN)
+    assert Location("planted.metal", 3) in places(faulty(bench, "  out[i] = sign_of(x[i]);"), Kind.MISSING_RETURN)
 
 
 @pytest.mark.parametrize("checked", [True, False])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -92,10 +93,14 @@ class Compiler:
 
     def _prune(self) -> None:
         """Keeps the cache from growing for ever: beyond MOST_FILES, files older than a day go, oldest first."""
-        files = sorted((path.stat().st_mtime, path) for path in self.cache.glob("kernel-*"))
-        for modified, path in files[: max(0, len(files) - MOST_FILES)]:
-            if modified < time.time() - 86400:
-                path.unlink(missing_ok=True)
+        files = list(self.cache.glob("kernel-*.so"))
+        if len(files) <= MOST_FILES:
+            return
+        with contextlib.suppress(FileNotFoundError):  # another process prunes too
+            files.sort(key=lambda path: path.stat().st_mtime)
+            for path in files[:-MOST_FILES]:
+                if path.stat().st_mtime < time.time() - 86400:
+                    path.unlink()
 
     def runtime(self) -> Path:
         """The shared library that runs kernels (runtime/launch.cpp)."""

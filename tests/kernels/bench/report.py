@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -193,6 +194,8 @@ def _message(kind: Kind, raw: abi.Finding, symbols: Symbols, names: Sequence[str
         return f"{raw.amount} of the {sizes[raw.buffer]} bytes of {names[raw.buffer]}, the first at byte {raw.offset}"
     if kind is Kind.STACK_OVERFLOW:
         return f"more than {STACK_BYTES >> 10} KB of private memory in a thread"
+    if kind is Kind.CRASH:
+        return f"{signal.Signals(raw.amount).name} in thread {raw.thread} of threadgroup {raw.threadgroup}"
     if kind is Kind.TIMEOUT:
         return f"still running, in thread {raw.thread} of threadgroup {raw.threadgroup}"
     if kind is Kind.THREADGROUP_MEMORY:

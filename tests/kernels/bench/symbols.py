@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +37,7 @@ class Symbols:
     """Reads the library's debug information once."""
 
     def __init__(self, library: Path):
-        self._file = library.open("rb")
-        dwarf = ELFFile(self._file).get_dwarf_info()
+        dwarf = ELFFile(BytesIO(library.read_bytes())).get_dwarf_info()
         self._ranges = dwarf.range_lists()
         self._units = []
         for unit in dwarf.iter_CUs():

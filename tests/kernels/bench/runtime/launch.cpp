@@ -221,10 +221,13 @@ static void on_signal(int number, siginfo_t* info, void* context) {
   u64 pc = c->uc_mcontext.pc, frame = c->uc_mcontext.regs[29], top = c->uc_mcontext.sp;
 #endif
   u64 a = (u64)info->si_addr, stack = (u64)T->current->stack;
-  Kind kind = number == SIGALRM ? TIMEOUT : number == SIGFPE ? DIVISION : number == SIGILL ? MISSING_RETURN : WILD_POINTER;
+  Kind kind = number == SIGALRM ? TIMEOUT : number == SIGFPE ? DIVISION : WILD_POINTER;
+  if (number == SIGABRT || number == SIGILL || number == SIGTRAP) kind = CRASH;
+  if (number == SIGILL && launch->checked) kind = ARRAY_BOUNDS;  // clang before 20 traps behind a private array
   if (number == SIGSEGV && a < stack + 4096 && a + (1 << 20) > stack) kind = STACK_OVERFLOW;
   if (Finding* f = find(kind, 0, 0)) {
     f->offset = (i64)a;
+    f->amount = (u32)number;
     u32 n = 0;
     if (in_module(pc)) f->frames[n++] = pc + 1 - module_base;  // as if it were a return address
     // Else it struck in the runtime, perhaps before a function had its frame: the kernel's return address is near.
@@ -249,7 +252,7 @@ static void prepare() {
   struct sigaction action = {};
   action.sa_sigaction = on_signal;
   action.sa_flags = SA_SIGINFO | SA_ONSTACK;
-  const int numbers[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGALRM};
+  const int numbers[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGABRT, SIGALRM};
   for (int number : numbers) sigaction(number, &action, nullptr);
 }
 
