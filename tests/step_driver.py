@@ -169,18 +169,17 @@ class StepDriver:
             new_blocks,
         )
         if count:
-            self.pending.append((seq, self._extended(seq.view, new_blocks)))
+            self.pending.append((seq, self._extended(seq.view, new_blocks, count)))
         return row
 
-    def _extended(self, view: KVView, blocks: tuple[tuple[int, ...], ...]) -> KVView:
+    def _extended(self, view: KVView, blocks: tuple[tuple[int, ...], ...], count: int) -> KVView:
         tables = tuple(
             BlockTable(table.first, (*table.ids, *new)) for table, new in zip(view.tables, blocks, strict=True)
         )
-        return KVView(view.flushed + len(blocks[0]) * self.runner.block_size, tables)
+        return KVView(view.flushed + count * self.runner.block_size, tables)
 
     def _flush(self, rows: list[DrivenSequence]) -> Flush | None:
         """Flush the chunks of the step before, and tails that this step would overflow."""
-        size = self.runner.block_size
         for seq, view in self.pending:
             seq.view = view
         tail_blocks = []
@@ -188,8 +187,7 @@ class StepDriver:
             if seq.computed + 1 - seq.view.flushed > self.runner.tail_len:
                 blocks = tuple((ids.pop(),) for ids in self.free)
                 tail_blocks.append(TailBlock(seq.slot, seq.view.flushed, tuple(ids[0] for ids in blocks)))
-                seq.view = self._extended(seq.view, blocks)
-                assert size <= seq.computed
+                seq.view = self._extended(seq.view, blocks, 1)
         if self.grown and not self.pending and not tail_blocks:
             return None
         self.grown = True

@@ -123,7 +123,9 @@ class Sampler:
         if batch is None or not batch.holds(rows):
             batch = self._batch = _Batch(rows)
         if batch.greedy_only:
-            return Samples(mx.argmax(logits, axis=-1).astype(mx.int32), mx.isfinite(logits.max(axis=-1)))
+            token_ids = mx.argmax(logits, axis=-1).astype(mx.int32)
+            best = mx.take_along_axis(logits, token_ids[:, None], axis=-1)
+            return Samples(token_ids, mx.isfinite(best[:, 0]))
         raw = logits.astype(mx.float32)
         shaped = self._shape(raw, rows, batch, inputs, places)
         token_ids = mx.argmax(shaped, axis=-1).astype(mx.int32)

@@ -6,16 +6,13 @@ place of invalid values a valid one of the same row is read (its weight is zero,
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass
 
 import mlx.core as mx
 import numpy as np
 
 from mlxbatch.execution.attention.layout import AttentionSpec, ChunkLayout, DecodeLayout, LayerKV
-
-# Cost of one more length class, in blocks that padding to the longest row would read in vain.
-_CLASS_COST_BLOCKS = 24
+from mlxbatch.execution.attention.reference_rows import LengthClass, pool_mask, row_plan, tail_places
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -25,31 +22,6 @@ class _Keys:
     queries: mx.array
     pool: mx.array
     tail: mx.array
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _LengthClass:
-    """Rows with about as many pool blocks. `rows` is None when the class holds every row, in order.
-
-    `tables` [Rc, blocks] int32: a row's missing blocks are replaced by its first. `query_index` and
-    `block_index` [Rc, blocks, Hk] uint32 pick the matrices of queries [R * Hk] and pool blocks [N * Hk].
-    `positions` int32 [Rc, 1, 1, blocks * B]. `valid` of the same shape marks positions that exist; None
-    where all do.
-    """
-
-    rows: mx.array | None
-    num_blocks: int
-    tables: mx.array
-    query_index: mx.array
-    block_index: mx.array
-    positions: mx.array
-    valid: mx.array | None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _RowPlan:
-    classes: tuple[_LengthClass, ...]
-    restore: mx.array | None  # index that puts the classes' rows back into the layout's order
 
 
 class ReferenceAttention:
@@ -85,7 +57,7 @@ class ReferenceAttention:
                 q, keys.astype(q.dtype), values.astype(q.dtype), scale=spec.scale, mask=mask, sinks=sinks
             )
         scores = _by_kv_head(q * spec.scale, kv) @ keys.astype(mx.float32).swapaxes(-1, -2)
-        scores = _masked(scores, _mask_array(mask, q.shape[2], *scores.shape[:1:-1]), spec)
+        scores = _masked(scores, _mask_array(mask, q.shape[2], scores), spec)
         out = _weights(scores, sinks, q.shape[2]) @ values.astype(mx.float32)
         return out.reshape(*q.shape[:3], out.shape[-1]).astype(q.dtype)
 
@@ -119,7 +91,7 @@ class ReferenceAttention:
         scores = _by_kv_head(q_latent * spec.scale, kv) @ latents.swapaxes(-1, -2)
         scores = scores + _by_kv_head(q_rope, kv) @ ropes.swapaxes(-1, -2)
         mask = _chunk_mask(layout, latents.shape[2], spec)
-        scores = _masked(scores, _mask_array(mask, q_latent.shape[2], *scores.shape[:1:-1]), spec)
+        scores = _masked(scores, _mask_array(mask, q_latent.shape[2], scores), spec)
         return (_weights(scores, None, 1) @ latents).reshape(q_latent.shape).astype(q_latent.dtype)
 
 
@@ -158,11 +130,11 @@ def _decode(
     """float32 [R, Hk, M, Dv]."""
     kv_heads, block_size = pool_v.shape[1], pool_v.shape[2]
     queries = keys[0].queries.shape[2]
-    index, tail_mask = _tail_places(layout, kv_heads, tail_v.shape[2], spec.window, q_len, queries)
+    index, tail_mask = tail_places(layout, kv_heads, tail_v.shape[2], spec.window, q_len, queries)
     tail_scores = _sum([part.queries @ _tail_rows(part.tail, index).swapaxes(-1, -2) for part in keys])
     tail_scores = _masked(tail_scores, tail_mask, spec)
     tail_values = _tail_rows(tail_v, index)
-    plan = _row_plan(layout, kv_heads, block_size)
+    plan = row_plan(layout, kv_heads, block_size)
     outs = []
     for rows in plan.classes:
         own_scores, own_values = tail_scores, tail_values
@@ -171,7 +143,7 @@ def _decode(
         if rows.num_blocks == 0:
             outs.append(_weights(own_scores, sinks, q_len) @ own_values)
             continue
-        mask, readable = _pool_mask(rows, layout, spec.window, q_len, queries)
+        mask, readable = pool_mask(rows, layout, spec.window, q_len, queries)
         scores = _masked(_sum([_pool_scores(part, rows) for part in keys]), mask, spec)
         width = scores.shape[-1]
         weights = _weights(mx.concatenate([scores, own_scores], axis=-1), sinks, q_len)
@@ -190,118 +162,7 @@ def _tail_rows(tail: mx.array, index: mx.array) -> mx.array:
     return tail.reshape(-1, tail.shape[3])[index].astype(mx.float32)
 
 
-def _tail_places(
-    layout: DecodeLayout, kv_heads: int, tail_len: int, window: int | None, q_len: int, queries: int
-) -> tuple[mx.array, mx.array]:
-    """Where the rows' tail positions are, as far as the longest row needs: index [R, Hk, U] into the tail's
-    (slot, head, ring) rows and mask [R, 1, 1 or M, U]. Entries that no query sees point at the newest token."""
-    key = ("reference", kv_heads, tail_len, window, q_len, queries)
-    found = layout.step.get(key)
-    if found is None:
-        slots, flushed, lengths = (
-            np.array(host, np.int32)[:, None]
-            for host in (layout.host_slots, layout.host_flushed, layout.host_lengths)
-        )
-        position = flushed + np.arange(int((lengths - flushed).max()), dtype=np.int32)
-        newest = lengths - 1
-        # [R, q_len, U]: what each of the row's queries sees
-        query = (newest - np.arange(q_len - 1, -1, -1, dtype=np.int32))[:, :, None]
-        mask = position[:, None] <= query
-        if window is not None:
-            mask &= position[:, None] > query - window
-        ring = np.where(mask.any(axis=1), position, newest) % tail_len
-        heads = slots * kv_heads + np.arange(kv_heads, dtype=np.int32)
-        index = heads[:, :, None] * tail_len + ring[:, None]
-        if q_len > 1:
-            mask = np.tile(mask, (1, queries // q_len, 1))
-        found = mx.array(index), mx.array(mask[:, None])
-        layout.step[key] = found
-    return found
-
-
-def _row_plan(layout: DecodeLayout, kv_heads: int, block_size: int) -> _RowPlan:
-    key = ("reference", kv_heads)
-    found = layout.stable.get(key)
-    if found is None:
-        found = _make_row_plan(layout, kv_heads, block_size)
-        layout.stable[key] = found
-    return found
-
-
-def _make_row_plan(layout: DecodeLayout, kv_heads: int, block_size: int) -> _RowPlan:
-    blocks = np.array(layout.host_flushed) // block_size - np.array(layout.host_first)
-    order = np.argsort(-blocks, kind="stable")
-    cuts = [0]
-    for index in range(1, len(order)):
-        spared = (blocks[order[cuts[-1]]] - blocks[order[index]]) * (len(order) - index)
-        if spared > _CLASS_COST_BLOCKS:
-            cuts.append(index)
-    cuts.append(len(order))
-    if len(cuts) == 2:
-        order = np.arange(len(order))
-    tables = np.array(layout.tables)
-    classes = tuple(
-        _length_class(layout, order[a:b], tables, blocks, kv_heads, block_size, whole=len(cuts) == 2)
-        for a, b in itertools.pairwise(cuts)
-    )
-    restore = None if len(cuts) == 2 else mx.array(np.argsort(order).astype(np.int32))
-    return _RowPlan(classes, restore)
-
-
-def _length_class(
-    layout: DecodeLayout,
-    rows: np.ndarray,
-    tables: np.ndarray,
-    blocks: np.ndarray,
-    kv_heads: int,
-    block_size: int,
-    *,
-    whole: bool,
-) -> _LengthClass:
-    width = int(blocks[rows].max())
-    exists = np.arange(width) < blocks[rows][:, None]
-    # A missing block is read, with weight zero, as the row's own first block: never another sequence's.
-    own = np.where(exists, tables[rows, :width], tables[rows, :1])
-    heads = np.arange(kv_heads)
-    position = (np.array(layout.host_first)[rows][:, None] + np.arange(width)) * block_size
-    position = (position[:, :, None] + np.arange(block_size)).reshape(len(rows), 1, 1, -1)
-    valid = np.repeat(exists, block_size, axis=1)[:, None, None]
-    query_index = np.broadcast_to((rows[:, None] * kv_heads + heads)[:, None], (len(rows), width, kv_heads))
-    return _LengthClass(
-        rows=None if whole else mx.array(rows.astype(np.int32)),
-        num_blocks=width,
-        tables=mx.array(own.astype(np.int32)),
-        query_index=mx.array(query_index.astype(np.uint32)),
-        block_index=mx.array((own[:, :, None] * kv_heads + heads).astype(np.uint32)),
-        positions=mx.array(position.astype(np.int32)),
-        valid=None if exists.all() else mx.array(valid),
-    )
-
-
-def _pool_mask(
-    rows: _LengthClass, layout: DecodeLayout, window: int | None, q_len: int, queries: int
-) -> tuple[mx.array | None, mx.array | None]:
-    """Which pool positions each query sees, [Rc, 1, 1 or M, K]; and, within a window, which of them any
-    query sees, [Rc, blocks, 1, B, 1]: values elsewhere may be anything."""
-    if window is None:
-        return rows.valid, None
-    key = ("reference", id(rows), window, q_len, queries)
-    found = layout.step.get(key)
-    if found is None:
-        lengths = layout.lengths if rows.rows is None else layout.lengths[rows.rows]
-        query = lengths[:, None, None, None] - 1 - mx.arange(q_len - 1, -1, -1)[:, None]
-        mask = rows.positions > query - window
-        if rows.valid is not None:
-            mask = mask & rows.valid
-        readable = mask[:, :, :1].reshape(mask.shape[0], rows.num_blocks, 1, -1, 1)
-        if q_len > 1:
-            mask = mx.tile(mask, (1, 1, queries // q_len, 1))
-        found = mask, readable
-        layout.step[key] = found
-    return found
-
-
-def _pool_scores(part: _Keys, rows: _LengthClass) -> mx.array:
+def _pool_scores(part: _Keys, rows: LengthClass) -> mx.array:
     """Queries times the keys of the class's blocks -> [Rc, Hk, M, blocks * B]."""
     if part.pool.dtype == mx.float32:
         scores = mx.gather_mm(part.queries, part.pool.swapaxes(-1, -2), rows.query_index, rows.block_index)
@@ -313,7 +174,7 @@ def _pool_scores(part: _Keys, rows: _LengthClass) -> mx.array:
 
 
 def _pool_values(
-    weights: mx.array, pool: mx.array, rows: _LengthClass, readable: mx.array | None
+    weights: mx.array, pool: mx.array, rows: LengthClass, readable: mx.array | None
 ) -> mx.array:
     """Weights [Rc, Hk, M, blocks * B] times the values of the class's blocks -> [Rc, Hk, M, Dv]."""
     count, kv_heads, queries, _ = weights.shape
@@ -366,10 +227,11 @@ def _chunk_mask(layout: ChunkLayout, width: int, spec: AttentionSpec) -> mx.arra
     return found
 
 
-def _mask_array(mask: mx.array | str | None, length: int, width: int, queries: int) -> mx.array | None:
-    """The mask as an array [M, K] for queries folded by KV head."""
+def _mask_array(mask: mx.array | str | None, length: int, scores: mx.array) -> mx.array | None:
+    """A chunk's mask as an array [M, K] for scores [1, Hk, M, K] of `length` tokens."""
     if mask is None:
         return None
+    queries, width = scores.shape[2:]
     if isinstance(mask, str):
         mask = mx.arange(width) <= mx.arange(width - length, width)[:, None]
     return mx.tile(mask, (queries // length, 1))
