@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import ClassVar
 
-from textual.app import App, SystemCommand
+from textual.app import App, ScreenStackError, SystemCommand
 from textual.screen import Screen
 
 from mlxbatch.engine.snapshot import Snapshot
@@ -108,8 +108,9 @@ class ChatApp(App[None]):
                 self._show_engine()
 
     def _show_engine(self) -> None:
-        if isinstance(self.screen, EngineScreen):
-            self.screen.sync()
+        with contextlib.suppress(ScreenStackError):
+            if isinstance(self.screen, EngineScreen):
+                self.screen.sync()
 
     # Keeping the screen up to date
 
@@ -122,7 +123,10 @@ class ChatApp(App[None]):
         if not (self._dirty or self.workspace.streaming or self.chat_screen.flashing):
             return
         self._dirty = False
-        screen = self.screen
+        try:
+            screen = self.screen
+        except ScreenStackError:  # the application is ending
+            return
         if isinstance(screen, EngineScreen):
             screen.sync()
         else:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from typing import ClassVar
 
-from textual.app import App
+from textual.app import App, ScreenStackError
 
 from mlxbatch.engine.snapshot import Snapshot
 from mlxbatch.errors import MlxbatchError
@@ -69,8 +70,9 @@ class TopApp(App[None]):
             self.sync()
 
     def sync(self) -> None:
-        if isinstance(self.screen, EngineScreen):
-            self.screen.sync()
+        with contextlib.suppress(ScreenStackError):  # the application is ending
+            if isinstance(self.screen, EngineScreen):
+                self.screen.sync()
 
     def action_chat(self) -> None:
         """There is no chat behind this screen: leaving it leaves the program."""

@@ -144,16 +144,15 @@ class Workspace:
                 if session.link is engine.link:
                     session.time(event)
         elif isinstance(event, Snapshot):
-            shown = engine.snapshot
-            if shown is None or event.number > shown.number or event.clock < shown.clock:
-                # An earlier clock is a restarted engine's, which counts its snapshots anew.
+            if engine.snapshot is None or event.number > engine.snapshot.number:
                 engine.snapshot, engine.arrived = event, self.clock()
         else:
             if event.state == "restarting":
                 for session in self.sessions:
                     if session.link is engine.link:
                         session.engine_restarted()
-                engine.snapshot = None
+            if event.state != "ready":
+                engine.snapshot = None  # another engine counts its snapshots anew
             engine.status = event
 
     def autosave(self) -> None:
