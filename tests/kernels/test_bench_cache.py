@@ -3,6 +3,7 @@
 import os
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,17 @@ def test_a_fresh_checkout_uses_the_cache(cache: Path) -> None:
         os.utime(path)
     assert ones_times(bench, 5) == 40
     bench.close()
+
+
+def test_the_cache_is_bounded(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Old files go, oldest first; those of today stay, as another process may be about to use them."""
+    monkeypatch.setattr("bench.compile.MOST_FILES", len(libraries(cache)) + 1)
+    for days, name in ((3, "kernel-old.so"), (2, "kernel-newer.so"), (0, "kernel-new.so")):
+        (cache / name).touch()
+        os.utime(cache / name, (time.time() - days * 86400 - 60,) * 2)
+    Bench(cache=cache)
+    left = libraries(cache)
+    assert "kernel-old.so" not in left and "kernel-newer.so" not in left and "kernel-new.so" in left
 
 
 def test_variants_compile_together(cache: Path) -> None:

@@ -23,8 +23,8 @@ def main() -> None:
     launch = runtime.bench_launch
     launch.argtypes = [ctypes.c_void_p] * 4
     launch.restype = None
-    entries = {}
-    arena = base = None
+    entries: dict[str, int | None] = {}
+    arena, base = None, 0
     for line in sys.stdin:
         size, timeout, library = line.rstrip("\n").split(" ", 2)
         if arena is None or len(arena) != int(size):

@@ -133,7 +133,7 @@ def decode(
         if before is not None:
             made = Finding(made.kind, made.message, made.location, before.callers, made.count + before.count)
         merged[key] = made
-    fields = [name for name, _ in abi.Traffic._fields_]
+    fields = [field[0] for field in abi.Traffic._fields_]
     return Report(
         kernel=kernel,
         findings=tuple(merged.values()),

@@ -38,7 +38,7 @@ class Symbols:
 
     def __init__(self, library: Path):
         dwarf = ELFFile(BytesIO(library.read_bytes())).get_dwarf_info()
-        self._ranges = dwarf.range_lists()
+        self._ranges: Any = dwarf.range_lists()
         self._units = []
         for unit in dwarf.iter_CUs():
             program = dwarf.line_program_for_CU(unit)

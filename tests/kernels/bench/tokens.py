@@ -34,7 +34,7 @@ def lex(source: str) -> list[Token]:
     return [Token(str(match.lastgroup), match.group()) for match in _TOKEN.finditer(source)]
 
 
-def text_of(tokens: list[Token]) -> str:
+def text_of(tokens: Sequence[Token]) -> str:
     return "".join(token.text for token in tokens)
 
 
@@ -59,7 +59,7 @@ def closing(tokens: Sequence[Token], i: int) -> int:
     raise SourceRejected(f"unbalanced {opened!r} in the kernel's source")
 
 
-def closing_angle(tokens: list[Token], i: int) -> int | None:
+def closing_angle(tokens: Sequence[Token], i: int) -> int | None:
     """Index of the > that closes a template argument list, or None when the < at i was a comparison."""
     depth, j = 0, i
     while j < len(tokens):
