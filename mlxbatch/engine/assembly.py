@@ -94,10 +94,12 @@ def load_for(config: EngineConfig, progress: Callable[[str], None]) -> LoadedMod
     )
 
 
-def assemble(config: EngineConfig, loaded: LoadedModel, reserved_elsewhere: int = 0) -> Assembly:
+def assemble(
+    config: EngineConfig, loaded: LoadedModel, reserved_elsewhere: int = 0, *, tuned: bool = True
+) -> Assembly:
     """Size everything for this machine. Raises ModelError or UsageError."""
     max_model_len = _max_model_len(config, loaded)
-    tuning = _tuning(config, loaded)
+    tuning = _tuning(config, loaded, tuned=tuned)
     config, rows = tuning.config, tuning.rows
     attention = choose_attention(config.attention)
     runner = ModelRunner(
@@ -142,10 +144,11 @@ def assemble(config: EngineConfig, loaded: LoadedModel, reserved_elsewhere: int 
     )
 
 
-def _tuning(config: EngineConfig, loaded: LoadedModel) -> Tuning:
+def _tuning(config: EngineConfig, loaded: LoadedModel, *, tuned: bool) -> Tuning:
     chip = detect_chip()
     dtype = str(loaded.dtype).removeprefix("mlx.core.")
-    curve = CurveStore().load(model_key(loaded.name, loaded.fingerprint, dtype), machine_key(chip))
+    key = model_key(loaded.name, loaded.fingerprint, dtype)
+    curve = CurveStore().load(key, machine_key(chip)) if tuned else None
     try:
         shape = read_shape(loaded.config, loaded.name)
     except ModelError:

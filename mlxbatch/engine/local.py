@@ -32,7 +32,7 @@ class LocalEngine:
 
     `progress` is told what is being loaded. `reserved_elsewhere` is bytes that other engines on this machine hold.
     `trace` keeps every step for write_trace(). `loaded` is a model that is in memory already. `pressure` reads
-    the machine's memory pressure.
+    the machine's memory pressure. `tuned` False leaves the curve that `mlxbatch tune` stored alone.
     Raises ModelError or UsageError if the model cannot be run.
     """
 
@@ -45,12 +45,13 @@ class LocalEngine:
         trace: bool = False,
         loaded: LoadedModel | None = None,
         pressure: Callable[[], Pressure | None] = read_pressure,
+        tuned: bool = True,
     ) -> None:
         self.config = config
         self._trace = StepTrace(time.monotonic()) if trace else None
         if loaded is None:
             loaded = load_for(config, progress or (lambda stage: None))
-        parts = assemble(config, loaded, reserved_elsewhere)
+        parts = assemble(config, loaded, reserved_elsewhere, tuned=tuned)
         self._parts: Assembly | None = parts
         self._core = EngineCore(
             parts.scheduler, parts.runner, parts.loaded.tokenizer, trace=self._trace, observe=parts.observe
