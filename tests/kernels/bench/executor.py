@@ -5,8 +5,8 @@ Started by worker.py as a plain script, so it imports nothing but the standard l
 is written behind that, and a byte on stdout says that it is there.
 """
 
+import contextlib
 import ctypes
-import ctypes.util
 import mmap
 import os
 import sys
@@ -17,7 +17,8 @@ LAUNCH_OFFSET, REPORT_OFFSET = 0, 4096
 def main() -> None:
     runtime_path, arena_fd = sys.argv[1], int(sys.argv[2])
     # Kernels call the functions of the maths library and of the runtime by name.
-    ctypes.CDLL(ctypes.util.find_library("m") or "libm.so.6", mode=ctypes.RTLD_GLOBAL)
+    with contextlib.suppress(OSError):  # musl has them in libc
+        ctypes.CDLL("libm.so.6", mode=ctypes.RTLD_GLOBAL)
     runtime = ctypes.CDLL(runtime_path, mode=ctypes.RTLD_GLOBAL)
     alarm = ctypes.CDLL(None).alarm
     launch = runtime.bench_launch
