@@ -177,7 +177,7 @@ class EngineServer:
 
     def _set_ready(self, engine: ServedEngine) -> None:
         self._engine = engine
-        self._service = EngineService(engine, self._driver, self._table, self._on_loop)
+        self._service = EngineService(engine, self._driver, self._table, self._clients, self._on_loop)
         log.info("ready: %s, %d bytes reserved", engine.model_name, engine.reserved_bytes)
         self._write_record()
         for client in list(self._clients.values()):
@@ -327,7 +327,6 @@ class EngineServer:
     def _publish(self, snapshot: Snapshot) -> None:
         assert self._loop is not None and self._service is not None
         now = self._loop.time()
-        clients = list(self._clients.values())
-        frame = frames.encode(SnapshotFrame(snapshot=self._service.decorated(snapshot, clients)))
-        for client in clients:
+        frame = frames.encode(SnapshotFrame(snapshot=self._service.decorated(snapshot)))
+        for client in list(self._clients.values()):
             client.send_snapshot(frame, now)

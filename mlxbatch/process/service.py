@@ -6,7 +6,7 @@ Everything here runs on the socket thread, but for the commands that it posts to
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, assert_never
 
@@ -50,10 +50,18 @@ class EngineService:
     `on_loop(function, *args)` hands a call from the engine thread to the socket thread.
     """
 
-    def __init__(self, engine: ServedEngine, driver: EngineDriver, table: RequestTable, on_loop: OnLoop) -> None:
+    def __init__(
+        self,
+        engine: ServedEngine,
+        driver: EngineDriver,
+        table: RequestTable,
+        clients: Mapping[str, ClientConnection],
+        on_loop: OnLoop,
+    ) -> None:
         self._engine = engine
         self._driver = driver
         self._table = table
+        self._clients = clients
         self._on_loop = on_loop
         self._tokenizing = ThreadPoolExecutor(1, "mlxbatch-tokenizer")
 
@@ -229,9 +237,9 @@ class EngineService:
 
     # -- snapshots -----------------------------------------------------------------------------------------
 
-    def decorated(self, snapshot: Snapshot, clients: Iterable[ClientConnection]) -> Snapshot:
+    def decorated(self, snapshot: Snapshot) -> Snapshot:
         """The engine's snapshot with what only this process knows: whose requests these are."""
-        infos = [client.info() for client in clients if client.hello is not None]
+        infos = [client.info() for client in self._clients.values() if client.hello is not None]
         left = sum(request.left_behind for request in self._table.unfinished())
         if left:
             infos.append(ClientInfo(client_id="", title="left behind", requests=left, connected=False))
@@ -246,7 +254,7 @@ class EngineService:
         return decorate(snapshot, name_of, tuple(infos))
 
     def _answer_snapshot(self, client: ClientConnection, call: int, snapshot: Snapshot) -> None:
-        client.send(SnapshotFrame(snapshot=self.decorated(snapshot, [client]), call=call))
+        client.send(SnapshotFrame(snapshot=self.decorated(snapshot), call=call))
 
 
 def _refuse(client: ClientConnection, request_id: str, error: RequestError) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from e2e.fuzz_engine import fuzz
 from e2e.kill_engine import kill_rounds, tiny_model
+from e2e.shared_engine import Setup, shared
 from process_harness import runtime_in, scripted_launcher
 
 from mlxbatch.config import EngineConfig
@@ -42,3 +43,7 @@ def test_bytes_on_the_socket_never_harm_the_real_engine(tmp_path: Path) -> None:
     finally:
         for record in Registry(runtime).live():
             stop_engine(record, runtime, force=True)
+
+
+def test_two_chats_and_a_run_share_one_engine(tmp_path: Path) -> None:
+    shared(Setup(tmp_path, tiny_model(tmp_path), run_requests=400, run_tokens=64, chat_tokens=32))

@@ -201,6 +201,7 @@ def test_any_client_may_cancel_by_the_engine_wide_id(tmp_path: Path) -> None:
         frame = other.until(SnapshotFrame)
         assert isinstance(frame, SnapshotFrame)
         (slot,) = frame.snapshot.slots
+        assert [client.kind for client in frame.snapshot.clients] == ["chat", "top"]
         other.send(Cancel(request_id="mine"))  # not its own
         other.send(Cancel(request_id=slot.request_id, anyones=True))
         settle(other)
