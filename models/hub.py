@@ -6,6 +6,7 @@ OWNER/REPO:Q4_K_M, or OWNER/REPO:FILE.gguf.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import CachedRepoInfo, HfApi, scan_cache_dir, snapshot_download
+from huggingface_hub import CachedRepoInfo, HfApi, constants, scan_cache_dir, snapshot_download
 from huggingface_hub.errors import (
     CacheNotFound,
     GatedRepoError,
@@ -22,6 +23,7 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
+from huggingface_hub.file_download import repo_folder_name
 from huggingface_hub.utils import tqdm
 
 from mlxbatch.errors import ModelError
@@ -61,7 +63,14 @@ def fetch_from_hub(reference: HubReference, progress: Progress) -> Path:
     Files that are there already are not fetched again, and a download that was cut short goes on where it
     stopped. Without a network the cached files are used if they are complete. Raises ModelError.
     """
-    return _fetch(reference, _file_names(reference), progress, offline=False)
+    try:
+        names = HfApi().list_repo_files(reference.repo, revision=reference.revision)
+    except Exception as error:  # offline, no longer public, or any trouble on the way
+        cached = None if isinstance(error, HFValidationError) else find_in_cache(reference, progress)
+        if cached is None:
+            raise _explained(reference, error) from None
+        return cached
+    return _fetch(reference, names, progress, offline=False)
 
 
 def fetch_adapter_from_hub(reference: HubReference, progress: Progress) -> Path:
@@ -70,7 +79,7 @@ def fetch_adapter_from_hub(reference: HubReference, progress: Progress) -> Path:
 
 
 def find_in_cache(reference: HubReference, progress: Progress) -> Path | None:
-    """The same without a network: None if the model is not in the cache, or not all of it."""
+    """The same without asking the hub: None if the model is not in the cache, or not all of it."""
     try:
         return _fetch(reference, _cached_file_names(reference), progress, offline=True)
     except ModelError:
@@ -130,29 +139,13 @@ def remove_from_hub_cache(repo: str) -> int:
     return int(plan.expected_freed_size)
 
 
-def _file_names(reference: HubReference) -> list[str]:
-    try:
-        return HfApi().list_repo_files(reference.repo, revision=reference.revision)
-    except (RepositoryNotFoundError, RevisionNotFoundError, HFValidationError) as error:
-        cached = [] if isinstance(error, HFValidationError) else _cached_file_names(reference)
-        if cached:
-            return cached
-        raise _explained(reference, error) from None
-    except Exception as error:  # offline, or any trouble on the way: what the cache holds may be enough
-        cached = _cached_file_names(reference)
-        if not cached:
-            raise _explained(reference, error) from None
-        return cached
-
-
 def _cached_file_names(reference: HubReference) -> list[str]:
-    wanted = reference.revision or "main"
-    for repo in cached_repositories():
-        for revision in repo.revisions if repo.repo_id == reference.repo else ():
-            if wanted in revision.refs or wanted == revision.commit_hash:
-                root = revision.snapshot_path
-                return [file.file_path.relative_to(root).as_posix() for file in revision.files]
-    return []
+    folder = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=reference.repo, repo_type="model")
+    commit = reference.revision or constants.DEFAULT_REVISION
+    with contextlib.suppress(OSError):  # a branch or tag; else it is a commit already
+        commit = (folder / "refs" / commit).read_text(encoding="utf-8").strip()
+    root = folder / "snapshots" / commit
+    return [path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file()]
 
 
 def _snapshot(reference: HubReference, patterns: list[str], progress: Progress, offline: bool) -> Path:
@@ -181,8 +174,11 @@ def _explained(reference: HubReference, error: Exception) -> ModelError:
             f"the hub has no model {reference.repo}, or it is private (then log in with `hf auth login`); "
             "`mlxbatch models list` shows the catalog"
         )
-    if isinstance(error, LocalEntryNotFoundError):
-        return ModelError(f"{at} is not (or not completely) in the cache, and the hub cannot be reached")
+    if isinstance(error, (LocalEntryNotFoundError, ConnectionError)):  # of which offline mode is one
+        return ModelError(
+            f"{at} is not (or not completely) in the cache, and the hub cannot be reached: check the network, "
+            "and that offline mode (HF_HUB_OFFLINE) is off"
+        )
     first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
     return ModelError(
         f"cannot fetch {at}: {first_line}; what was fetched is kept, so trying again goes on from there"

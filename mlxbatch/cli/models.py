@@ -21,7 +21,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     listing = actions.add_parser("list", help="the catalog, and what is on this machine")
     listing.add_argument("--json", action="store_true", help="print JSON")
-    pull = actions.add_parser("pull", help="fetch a model; one that was cut short goes on")
+    pull = actions.add_parser("pull", help="fetch a model, or its newest version; one that was cut short goes on")
     show = actions.add_parser("show", help="what a model is, from its files alone")
     show.add_argument("--json", action="store_true", help="print JSON")
     show.add_argument("--template", action="store_true", help="print the chat template")
@@ -75,7 +75,7 @@ def pull_model(args: argparse.Namespace) -> int:
     from mlxbatch.models.source import resolve
 
     with showing(sys.stderr) as progress:
-        local = resolve(args.model, revision=args.revision, progress=progress)
+        local = resolve(args.model, revision=args.revision, refresh=True, progress=progress)
     print(local.path)
     return 0
 

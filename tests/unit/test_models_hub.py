@@ -28,13 +28,12 @@ FILES = {
 FETCH = """
 import json, sys
 from mlxbatch.errors import ModelError
-from mlxbatch.models.hub import HubReference, fetch_from_hub
-from mlxbatch.models.hub import find_in_cache
+from mlxbatch.models.source import resolve
 reports = []
 try:
-    get = find_in_cache if sys.argv[2:] == ["cached"] else fetch_from_hub
-    path = get(HubReference.parse(sys.argv[1]), lambda *report: reports.append(report))
-    print(json.dumps({"path": str(path), "reports": reports}))
+    refresh = sys.argv[2:] == ["refresh"]
+    local = resolve(sys.argv[1], refresh=refresh, progress=lambda *report: reports.append(report))
+    print(json.dumps({"path": str(local.path), "reports": reports}))
 except ModelError as error:
     print(json.dumps({"error": str(error)}))
 """
@@ -144,7 +143,7 @@ def test_a_repository_is_fetched_once_with_progress_and_without_code(
     total = sum(len(FILES[name]) for name in ("config.json", "model.safetensors", "tokenizer.json"))
     assert reports[-1] == ["downloading tiny/llama", total, total]
     served = len(Hub.served)
-    assert fetch("tiny/llama", tmp_path, hub.server_port)["path"] == first["path"]
+    assert fetch("tiny/llama", tmp_path, hub.server_port, "refresh")["path"] == first["path"]
     assert len(Hub.served) == served
 
 
@@ -162,16 +161,21 @@ def test_a_download_that_broke_off_leaves_nothing_half_and_goes_on_from_there(
     assert [name for name, _ in Hub.served].count("config.json") == 1
 
 
-def test_without_a_network_the_cache_serves_what_is_complete(hub: ThreadingHTTPServer, tmp_path: Path) -> None:
-    missing = fetch("tiny/llama", tmp_path, hub.server_port, HF_HUB_OFFLINE="1")
-    assert "not (or not completely) in the cache" in str(missing["error"]) or "offline" in str(missing["error"])
-    assert fetch("tiny/llama", tmp_path, hub.server_port, "cached")["path"] == "None"
+def test_what_is_in_the_cache_is_used_without_asking_the_hub(hub: ThreadingHTTPServer, tmp_path: Path) -> None:
     online = fetch("tiny/llama", tmp_path, hub.server_port)
     asked = Hub.asked
-    assert fetch("tiny/llama", tmp_path, hub.server_port, "cached")["path"] == online["path"]
-    assert Hub.asked == asked  # looking into the cache asks nobody
-    assert fetch("tiny/llama", tmp_path, hub.server_port, HF_HUB_OFFLINE="1")["path"] == online["path"]
-    assert fetch("tiny/llama", tmp_path, 1)["path"] == online["path"]  # nothing listens there
+    assert fetch("tiny/llama", tmp_path, hub.server_port)["path"] == online["path"]
+    assert Hub.asked == asked
+    assert fetch("tiny/llama", tmp_path, hub.server_port, "refresh", HF_HUB_OFFLINE="1")["path"] == online["path"]
+    (Path(str(online["path"])) / "model.safetensors").unlink()
+    missing = fetch("tiny/llama", tmp_path, hub.server_port, HF_HUB_OFFLINE="1")
+    assert "cannot be reached" in str(missing["error"])
+    assert fetch("tiny/llama", tmp_path, hub.server_port)["path"] == online["path"]
+
+
+def test_offline_and_without_a_copy_the_message_says_so(tmp_path: Path) -> None:
+    answer = fetch("tiny/llama", tmp_path, 1, HF_HUB_OFFLINE="1")
+    assert "tiny/llama" in str(answer["error"]) and "offline" in str(answer["error"]).lower()
 
 
 def test_an_unknown_repository_says_what_to_do(hub: ThreadingHTTPServer, tmp_path: Path) -> None:
