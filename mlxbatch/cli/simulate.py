@@ -62,7 +62,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> int:
     from mlxbatch.capacity.chips import find_chip
     from mlxbatch.capacity.rows_plan import auto_rows
-    from mlxbatch.simulate.outcome import Targets
+    from mlxbatch.engine.metrics import Targets
     from mlxbatch.simulate.study import METHODS, Study, run_study
 
     machine, about = _machine(args)

@@ -13,6 +13,7 @@ from mlxbatch.capacity.machine_memory import physical_memory
 from mlxbatch.capacity.model_families import read_shape
 from mlxbatch.config import EngineConfig
 from mlxbatch.engine.memory_plan import kv_budget
+from mlxbatch.engine.metrics import Targets
 from mlxbatch.engine.snapshot import EffCurve, MachineFacts, MemoryUse, ModelFacts
 from mlxbatch.engine.tuning import Tuning, machine_key, model_key, tune_for
 from mlxbatch.engine.warm_up import warm_up
@@ -32,6 +33,7 @@ from mlxbatch.execution.attention.layout import PagedAttention  # noqa: E402
 from mlxbatch.execution.attention.reference import ReferenceAttention  # noqa: E402
 from mlxbatch.execution.model_runner import ModelRunner  # noqa: E402
 from mlxbatch.execution.modes import Mode  # noqa: E402
+from mlxbatch.execution.quantized_linear import use_small_batch_kernels  # noqa: E402
 from mlxbatch.models import load  # noqa: E402
 
 
@@ -48,6 +50,7 @@ class Assembly:
     curve: Callable[[], EffCurve] = EffCurve
     observe: Callable[[StepPlan, float], None] | None = None
     rows_reason: str = ""  # why max_num_seqs is what it is
+    targets: Targets = field(default_factory=Targets)
     _peak: int = field(default=0)
 
     @property
@@ -101,7 +104,9 @@ def assemble(
     max_model_len = _max_model_len(config, loaded)
     tuning = _tuning(config, loaded, tuned=tuned)
     config, rows = tuning.config, tuning.rows
-    attention = choose_attention(config.attention)
+    attention = choose_attention(config.attention, measured=not config.deterministic)
+    if mx.metal.is_available() and config.attention != "reference" and not config.deterministic:
+        use_small_batch_kernels(loaded.model)
     runner = ModelRunner(
         loaded.model,
         block_size=config.block_size,
@@ -141,6 +146,7 @@ def assemble(
         curve=tuning.curve,
         observe=tuning.observe,
         rows_reason=tuning.reason,
+        targets=Targets(ttft=config.ttft_target, tpot=config.tpot_target),
     )
 
 

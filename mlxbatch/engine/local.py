@@ -56,6 +56,7 @@ class LocalEngine:
         self._core = EngineCore(
             parts.scheduler, parts.runner, parts.loaded.tokenizer, trace=self._trace, observe=parts.observe
         )
+        self._core.metrics.targets = parts.targets
         self._keeper = MemoryKeeper(
             parts.scheduler, note=lambda kind, text: self._core.note(kind, "", text), read=pressure
         )

@@ -131,8 +131,7 @@ class Measurer:
         last = tape[-1].step if tape else -1
         while self._core.has_unfinished:
             self._core.step()
-            fresh = list(itertools.takewhile(lambda mark: mark.step > last, reversed(tape)))
-            for mark in reversed(fresh):
+            for mark in [mark for mark in tape if mark.step > last]:
                 last = mark.step
                 yield mark
 

@@ -25,6 +25,18 @@ def percentiles(values: Iterable[float]) -> Percentiles:
     return Percentiles(p50, p95, p99, int(data.size))
 
 
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """Latency targets in seconds; None: no target. TPOT is a request's mean time per output token after the first."""
+
+    ttft: float | None = None
+    tpot: float | None = None
+
+    def met(self, timing: RequestTiming) -> bool:
+        late = self.ttft is not None and timing.ttft > self.ttft
+        return not late and (self.tpot is None or timing.tpot <= self.tpot)
+
+
 @dataclass(slots=True)
 class KVUse:
     """KV memory at the end of a plan, in tokens and blocks."""
@@ -42,6 +54,9 @@ class EngineMetrics:
     """`tape` and rates serve the display, the rest `stats()`. Times are seconds on the engine's clock."""
 
     started: float
+    targets: Targets = Targets()
+    on_target: int = 0  # finished requests inside both targets
+    timed: int = 0  # finished requests that have a timing
     requests_submitted: int = 0
     requests_finished: int = 0
     requests_aborted: int = 0
@@ -106,6 +121,8 @@ class EngineMetrics:
 
     def on_timing(self, timing: RequestTiming) -> None:
         self.timings.append(timing)
+        self.timed += 1
+        self.on_target += self.targets.met(timing)
 
     def counters(self, *, preemptions: int, evictions: int) -> Counters:
         return Counters(
@@ -175,6 +192,8 @@ class EngineMetrics:
             "mean_unused_tail_tokens": per(self.unused_tail_tokens, self.steps),
             "prefix_hit_rate": per(self.prefix_hit_tokens, self.prefix_query_tokens),
         }
+        if self.targets != Targets():
+            values["goodput"] = per(self.on_target, self.timed)  # share of requests inside their targets
         for name, p in self.latencies().items():
             values[name] = {"p50": p.p50, "p95": p.p95, "p99": p.p99, "count": p.count}
         return values

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mlxbatch.capacity.cost_model import StepTimes
+from mlxbatch.engine.metrics import Targets
 from mlxbatch.request import RequestTiming
 from mlxbatch.simulate.arrivals import SimRequest
 from mlxbatch.simulate.machine import Machine, Setup, simulate
-from mlxbatch.simulate.outcome import Outcome, RowTime, Targets, outcome
+from mlxbatch.simulate.outcome import Outcome, RowTime, outcome
 
 
 def _run_batch(

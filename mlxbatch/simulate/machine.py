@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from mlxbatch.capacity.cost_model import StepTimes
 from mlxbatch.capacity.kv_bytes import KVFormat, tail_length
 from mlxbatch.capacity.model_shape import ModelShape
-from mlxbatch.engine.metrics import EngineMetrics, KVUse
+from mlxbatch.engine.metrics import EngineMetrics, KVUse, Targets
 from mlxbatch.errors import EngineError, UsageError
 from mlxbatch.request import Priority, Request, RequestTiming, SamplingParams
 from mlxbatch.scheduling.budget import PrefillBudget
@@ -19,7 +19,7 @@ from mlxbatch.scheduling.scheduler import Scheduler
 from mlxbatch.scheduling.sequence import Sequence as Answer
 from mlxbatch.simulate.arrivals import SimRequest
 from mlxbatch.simulate.device import SimulatedDevice, SimulatedStep, VirtualClock
-from mlxbatch.simulate.outcome import Outcome, RowTime, Targets, outcome
+from mlxbatch.simulate.outcome import Outcome, RowTime, outcome
 
 PREFIX_TOKEN = 2
 FIRST_OWN_TOKEN = 3

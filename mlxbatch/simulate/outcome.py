@@ -5,20 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from mlxbatch.engine.metrics import percentiles
+from mlxbatch.engine.metrics import Targets, percentiles
 from mlxbatch.engine.snapshot import Percentiles
 from mlxbatch.request import RequestTiming
-
-
-@dataclass(frozen=True, slots=True)
-class Targets:
-    """Latency targets in seconds. TPOT is a request's mean time per output token after the first."""
-
-    ttft: float = 2.0
-    tpot: float = 0.1
-
-    def met(self, timing: RequestTiming) -> bool:
-        return timing.ttft <= self.ttft and timing.tpot <= self.tpot
 
 
 @dataclass(frozen=True, slots=True)

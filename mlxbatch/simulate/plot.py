@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mlxbatch.capacity.plot import figure, save
-from mlxbatch.simulate.outcome import Targets
+from mlxbatch.engine.metrics import Targets
 from mlxbatch.simulate.study import Point
+from mlxbatch.units import format_seconds
 
 
 def plot_study(path: Path, points: Sequence[Point], targets: Targets, title: str) -> None:
@@ -23,7 +24,8 @@ def plot_study(path: Path, points: Sequence[Point], targets: Targets, title: str
             axes[1].plot(xs, [p.outcome.tokens_per_second for p in chosen], marker=".", label=label)
     for axis in axes:
         axis.set_xlabel("max_num_seqs" if by_rows else "requests per second")
-    axes[0].set_ylabel(f"% within {targets.ttft:g} s TTFT and {1e3 * targets.tpot:g} ms TPOT")
+    limits = [f"{format_seconds(t)} {name}" for t, name in ((targets.ttft, "TTFT"), (targets.tpot, "TPOT")) if t]
+    axes[0].set_ylabel("% within " + " and ".join(limits))
     axes[0].set_ylim(-2, 102)
     axes[1].set_ylabel("output tokens per second")
     axes[0].legend(fontsize=8)

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 from mlxbatch.capacity.cost_model import StepCostModel
 from mlxbatch.capacity.latency_budget import LatencyBudget
+from mlxbatch.engine.metrics import Targets
 from mlxbatch.scheduling.policy import make_policy
 from mlxbatch.simulate.arrivals import SimRequest
 from mlxbatch.simulate.baselines import dynamic_batching, static_batching, whole_prompts
 from mlxbatch.simulate.machine import Machine, Setup, simulate
-from mlxbatch.simulate.outcome import Outcome, Targets
+from mlxbatch.simulate.outcome import Outcome
 
 # Whole batches, whole batches with a waiting window, iteration-level with whole-prompt prefill, and ours.
 METHODS = ("static", "dynamic", "whole prompts", "mlxbatch")

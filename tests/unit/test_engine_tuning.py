@@ -8,7 +8,9 @@ from mlxbatch.capacity.chips import find_chip
 from mlxbatch.capacity.known_models import find_shape
 from mlxbatch.capacity.measured_curve import DecodePoint, MeasuredCurve
 from mlxbatch.config import EngineConfig
+from mlxbatch.engine.metrics import EngineMetrics, Targets
 from mlxbatch.engine.tuning import Tuning, machine_key, model_key, tune_for, with_mode
+from mlxbatch.request import RequestTiming
 from mlxbatch.scheduling.budget import StepLoad
 from mlxbatch.scheduling.plan import ChunkRow, DecodeRow, KVView, StepPlan
 
@@ -93,3 +95,16 @@ def test_names_under_which_curves_are_kept() -> None:
     one, other = (model_key("org/Model-4bit", print_, "bfloat16") for print_ in ("a" * 64, "b" * 64))
     assert one != other
     assert "/" not in one
+
+
+def test_goodput_counts_requests_inside_both_targets() -> None:
+    metrics = EngineMetrics(started=0.0)
+    metrics.targets = Targets(ttft=1.0, tpot=0.1)
+
+    def finished(ttft: float, tpot: float) -> RequestTiming:
+        return RequestTiming("r", 0.0, 0.0, ttft, ttft + 9 * tpot, 5, 10, 0, 0)
+
+    for timing in (finished(0.5, 0.05), finished(1.5, 0.05), finished(0.5, 0.2), finished(0.9, 0.09)):
+        metrics.on_timing(timing)
+    assert metrics.stats(preemptions=0, evictions=0)["goodput"] == 0.5
+    assert "goodput" not in EngineMetrics(started=0.0).stats(preemptions=0, evictions=0)

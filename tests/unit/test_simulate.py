@@ -13,6 +13,7 @@ from mlxbatch.capacity.known_models import find_shape
 from mlxbatch.capacity.kv_bytes import KVFormat
 from mlxbatch.capacity.model_shape import Quantization
 from mlxbatch.capacity.roofline import Roofline
+from mlxbatch.engine.metrics import Targets
 from mlxbatch.errors import UsageError
 from mlxbatch.scheduling.plan import DecodeRow, KVView, StepPlan
 from mlxbatch.simulate.arrivals import (
@@ -27,7 +28,6 @@ from mlxbatch.simulate.arrivals import (
 from mlxbatch.simulate.baselines import dynamic_batching, static_batching, whole_prompts
 from mlxbatch.simulate.device import SimulatedDevice, VirtualClock
 from mlxbatch.simulate.machine import Machine, Setup, Simulation, group_specs, simulate
-from mlxbatch.simulate.outcome import Targets
 
 TARGETS = Targets(ttft=2.0, tpot=0.1)
 
