@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import time
 from collections.abc import Iterable
 from dataclasses import asdict
 from typing import TYPE_CHECKING
@@ -29,6 +30,7 @@ def run(args: argparse.Namespace) -> int:
     from mlxbatch.execution.machine_report import machine_report
 
     machine = machine_report()
+    machine.facts["engines"] = _engines_line()
     rows: list[KernelRow] = []
     if args.kernels and machine.has_gpu:
         for row in _kernel_rows():
@@ -42,6 +44,15 @@ def run(args: argparse.Namespace) -> int:
     else:
         _print(machine, rows, args.kernels)
     return 1 if failed else 0
+
+
+def _engines_line() -> str:
+    """What engine processes hold of the memory just now."""
+    from mlxbatch.process.paths import RuntimeDir
+    from mlxbatch.process.registry import Registry
+
+    records = Registry(RuntimeDir.of_user()).live()
+    return "\n".join(record.describe(time.time()) for record in records) or "none is running"
 
 
 def _kernel_rows() -> Iterable[KernelRow]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,11 @@ from e2e.kill_engine import kill_rounds, tiny_model
 from e2e.shared_engine import Setup, shared
 from process_harness import runtime_in, scripted_launcher
 
+from mlxbatch import LLM, SamplingParams
 from mlxbatch.config import EngineConfig
 from mlxbatch.process.control import stop_engine
 from mlxbatch.process.launcher import Launcher
+from mlxbatch.process.paths import RuntimeDir
 from mlxbatch.process.registry import Registry
 
 
@@ -47,3 +50,32 @@ def test_bytes_on_the_socket_never_harm_the_real_engine(tmp_path: Path) -> None:
 
 def test_two_chats_and_a_run_share_one_engine(tmp_path: Path) -> None:
     shared(Setup(tmp_path, tiny_model(tmp_path), run_requests=400, run_tokens=64, chat_tokens=32))
+
+
+def test_llm_gives_the_same_tokens_in_this_process_and_in_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "r").mkdir(mode=0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "r"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    runtime = RuntimeDir.of_user()
+    assert runtime.path.is_relative_to(tmp_path) or sys.platform == "darwin"
+    model = tiny_model(tmp_path)
+    prompts = ["The capital of France", "def add(first, second):"]
+    params = [SamplingParams(temperature=0, max_tokens=20), SamplingParams(seed=3, n=2, max_tokens=20, logprobs=2)]
+    results = []
+    try:
+        for in_process in (True, False):
+            with LLM(model, in_process=in_process, max_num_seqs=4) as llm:
+                results.append(llm.generate(prompts, params))
+                assert not llm.engine.has_unfinished
+    finally:
+        for record in Registry(runtime).live():
+            stop_engine(record, runtime, force=True)
+    for here, there in zip(*results, strict=True):
+        assert (here.prompt, here.prompt_token_ids) == (there.prompt, there.prompt_token_ids)
+        for mine, other in zip(here.outputs, there.outputs, strict=True):
+            assert (mine.text, mine.token_ids, mine.finish_reason) == (other.text, other.token_ids, other.finish_reason)
+            ours, theirs = ([entry.logprob for entry in output.logprobs or ()] for output in (mine, other))
+            assert ours == pytest.approx(theirs, abs=1e-4)  # rounding depends on who shares a step
+            assert len(ours) == (20 if len(here.outputs) == 2 else 0)
