@@ -85,8 +85,9 @@ class Compiler:
         shim = "".join(path.read_text() for path in sorted(SHIM.iterdir()))
         self._generated = vector_header()
         self._content = "\0".join(
-            [shim, self._generated, PRELUDE, importlib.metadata.version("mlx"), str(self._mlx), toolchain.version]
-        )
+            [shim, self._generated, (HERE / "rewrite.py").read_text(), PRELUDE, importlib.metadata.version("mlx"),
+             str(self._mlx), toolchain.version]
+        )  # fmt: skip
         self._lock = threading.Lock()
         self._prune()
         self._language = [*LANGUAGE.split(), *_half_conversion()]
