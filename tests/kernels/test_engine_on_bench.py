@@ -26,7 +26,7 @@ def kernels_serve(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> CheckedAtten
     """Engines assembled in this test take kernels that run on the bench, self-check included."""
     metal = MetalAttention(quick_to_compile(bench.metal_kernel), chunk_tokens=32, own_prefill=True)
     attention = CheckedAttention(metal, ReferenceAttention(), chunk_tokens=32, report=pytest.fail)
-    monkeypatch.setattr(assembly, "choose_attention", lambda choice: attention)
+    monkeypatch.setattr(assembly, "choose_attention", lambda choice, **options: attention)
     return attention
 
 

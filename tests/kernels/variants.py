@@ -83,7 +83,7 @@ def make_variant(choice: Mapping[str, Any], seed: int) -> Variant:
         dtype=choice["dtype"],
         key_dim=key_dim,
         value_dim=value_dim,
-        kv_heads=1 + seed % 2,
+        kv_heads=1 + seed % 2 if choice["group"] * choice.get("q_len", 1) <= 16 else 1,
         group=choice["group"],
         block_size=choice["block_size"],
         bits=choice["bits"],
@@ -158,12 +158,11 @@ def random_variant(seed: int) -> Variant:
 
 
 def decode_lengths(variant: Variant) -> list[int]:
-    """Three ragged rows: a short one, one at a boundary of blocks or chunks, any other."""
+    """Ragged rows: a short one, one at a boundary of blocks or chunks, any other where queries are few."""
     random = np.random.default_rng(variant.seed)
     boundary = int(random.choice([variant.case.block_size, variant.chunk_tokens]))
-    lengths = [
-        variant.q_len + int(random.integers(0, 3)),
-        boundary * int(random.integers(1, 1 + 160 // boundary)) if boundary <= 160 else boundary,
-        int(random.integers(1, 150)),
-    ]
+    times = int(random.integers(1, 1 + max(1, 100 // boundary)))
+    lengths = [variant.q_len + int(random.integers(0, 3)), boundary * times, int(random.integers(1, 120))]
+    if variant.case.group * variant.q_len > 32:
+        lengths.pop()
     return [max(n, variant.q_len) for n in lengths]

@@ -31,9 +31,11 @@ from mlxbatch.execution.attention.reference import ReferenceAttention
 logger = logging.getLogger(__name__)
 
 
-def choose_attention(choice: AttentionChoice = "auto") -> PagedAttention:
+def choose_attention(choice: AttentionChoice = "auto", *, measured: bool = True) -> PagedAttention:
     """`auto` takes the Metal kernels where there is a GPU that runs them. Raises UsageError for `metal` where
-    there is none. Kernels that differ from the reference are named in a warning and replaced by it."""
+    there is none. Kernels that differ from the reference are named in a warning and replaced by it; with `auto`
+    so are, silently, kernels that measure slower than it, unless `measured` is False: a measurement may come out
+    otherwise the next time, and with it the rounding."""
     has_gpu = mx.metal.is_available() and mx.default_device() == mx.Device(mx.gpu)
     if choice == "metal" and not has_gpu:
         raise UsageError(
@@ -45,7 +47,7 @@ def choose_attention(choice: AttentionChoice = "auto") -> PagedAttention:
     return CheckedAttention(
         MetalAttention(flops_per_second=dispatch_flops()),
         ReferenceAttention(),
-        prefer=kernels_are_faster if choice == "auto" else None,
+        prefer=kernels_are_faster if choice == "auto" and measured else None,
     )
 
 
@@ -89,6 +91,9 @@ class CheckedAttention:
         serving = self._serving.get(variant)
         if serving is None:
             serving = self._serving[variant] = self._checked(variant)
+            # What the check took is not what a step takes: whoever measures a step's peak must not see it.
+            mx.clear_cache()
+            mx.reset_peak_memory()
         return serving
 
     def _checked(self, variant: Variant) -> PagedAttention:
