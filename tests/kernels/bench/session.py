@@ -27,7 +27,7 @@ FORWARD, BACKWARD = 0, 1
 class Options:
     """How kernels are run.
 
-    checked: instrument every memory access (about four times slower) and lint the source.
+    checked: instrument every memory access (two to four times slower) and lint the source.
     count: count 64-byte lines and unique bytes of device traffic; needs checked.
     schedules: each launch runs once per schedule and the results must be the same bits. 0 runs the threads forward,
         1 backward, any other number is the seed of a random order.
