@@ -160,9 +160,10 @@ def penalised(logits: np.ndarray, prompt: list[int], output: list[int], params: 
     return out
 
 
+@pytest.mark.parametrize("lag", [0, 1])
 @pytest.mark.parametrize("restart", [False, True], ids=["kept", "restarted"])
-def test_penalties_count_the_token_in_flight(restart: bool) -> None:
-    """Histories lag one token behind, as under run-ahead; a restarted sequence is counted from its history."""
+def test_penalties_count_the_token_in_flight(restart: bool, lag: int) -> None:
+    """Histories lag one token behind under run-ahead; a restarted sequence is counted from its history."""
     rng = np.random.default_rng(1)
     many = [
         SamplingParams(temperature=0.0, repetition_penalty=1.6),
@@ -182,7 +183,7 @@ def test_penalties_count_the_token_in_flight(restart: bool) -> None:
         rows, inputs = [], []
         for index, (params, prompt, output) in enumerate(zip(many, prompts, outputs, strict=True)):
             tokens = prompt + output
-            known = tokens[:-1] if output else tokens
+            known = tokens[: len(tokens) - lag] if output else tokens
             rows.append(
                 row_of(
                     params,
@@ -250,7 +251,7 @@ MIXED = [
 
 def mixed_rows() -> list[SampleRow]:
     return [
-        row_of(params, seq_id=i, slot=i, seed=100 + i, position=4 + i, history=[i, i + 1, 2, 9, 9, 9, 9, 9, 9][: 4 + i])
+        row_of(params, seq_id=i, slot=i, seed=100 + i, position=4 + i, history=[i, i + 1, 2] + [9] * (1 + i))
         for i, params in enumerate(MIXED)
     ]
 
