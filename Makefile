@@ -27,7 +27,7 @@ install: .venv/.installed
 
 demo: .venv/.installed
 	@mkdir -p out
-	$(BIN)/mlxbatch run -i examples/prompts.jsonl -o out/demo.jsonl --overwrite
+	$(BIN)/mlxbatch run --in-process -i examples/prompts.jsonl -o out/demo.jsonl --overwrite
 
 test: .venv/.dev lint
 	$(BIN)/python -m pytest

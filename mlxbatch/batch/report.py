@@ -83,11 +83,10 @@ class RunReport:
             requests += f", {totals.remaining} not run"
         if earlier := totals.earlier_answers + totals.earlier_errors:
             requests += f"; {earlier} done earlier"
-        cached = f" ({totals.cached_tokens:,} from the prefix cache)" if totals.cached_tokens else ""
         rows = [
             ("requests", requests),
             ("time", f"{format_seconds(self.seconds)}, and {format_seconds(self.load_seconds)} to load"),
-            ("tokens", f"{totals.prompt_tokens:,} prompt{cached}, {totals.output_tokens:,} output"),
+            ("tokens", f"{totals.prompt_tokens:,} prompt, {totals.output_tokens:,} output"),
         ]
         if self.engine:
             prefill, decode = (self.engine[f"{name}_tokens_per_second"] for name in ("prefill", "decode"))
