@@ -1,7 +1,7 @@
 """Bytes of KV memory, as the engine allocates it.
 
     one sequence    [ full blocks in the pool, shared or own ............ ][ tail slot ]
-    beside the pool tails twice (old and new), a step's pending K and V, one layer while the pool grows
+    beside the pool tails twice (old and new), a step's pending K and V, one array while the pool grows
 
 The classic formula 2 x layers x kv_heads x head_dim x tokens x bytes x sequences is the pool's payload of a
 model whose layers are all full attention with K and V alike.
@@ -50,6 +50,14 @@ class KVFormat:
     def block_bytes(self, attention: Attention) -> int:
         return self.block_payload(attention) + self.block_scales(attention)
 
+    def largest_array(self, attention: Attention) -> int:
+        """Bytes of one block in the larger of the two arrays that a layer's pool consists of, scales included."""
+        if attention.kind == "latent":  # the compressed vector, and its rotary part
+            share = max(attention.v_dim, attention.k_dim - attention.v_dim) / attention.k_dim
+        else:
+            share = max(attention.k_dim, attention.v_dim) / (attention.k_dim + attention.v_dim)
+        return round(self.block_payload(attention) * share) + self.block_scales(attention)
+
 
 @dataclass(frozen=True, slots=True)
 class Workload:
@@ -67,7 +75,8 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class KVBytes:
-    """KV memory by what it is for. `growth` exists only while the pool grows by one layer's new array."""
+    """KV memory by what it is for. `growth` exists only while the pool grows: arrays grow one at a time, each new one
+    beside its old self."""
 
     payload: int
     scales: int
@@ -108,6 +117,6 @@ def kv_bytes(shape: ModelShape, work: Workload, fmt: KVFormat | None = None) -> 
         zero_blocks += fmt.block_bytes(attention)
         tails += 2 * work.slots * tail_length(fmt.block_size) * token
         pending += work.chunk * token
-        growth = max(growth, (blocks + 1) * fmt.block_bytes(attention))
+        growth = max(growth, (blocks + 1) * fmt.largest_array(attention))
     state = 2 * work.slots * shape.state_bytes(fmt.dtype_bytes)
     return KVBytes(payload, scales, zero_blocks, tails, pending, growth, state)

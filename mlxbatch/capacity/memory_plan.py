@@ -67,7 +67,7 @@ class MemoryPlan:
             ("KV tails", kv.tails),
             ("recurrent state", kv.state),
             ("pending chunk", kv.pending),
-            ("growth of one layer", kv.growth),
+            ("growth of one array", kv.growth),
             ("reserved zero blocks", kv.zero_blocks),
             ("activations (estimated)", self.activations),
             ("buffer cache", self.buffer_cache),

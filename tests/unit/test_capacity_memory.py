@@ -21,7 +21,7 @@ def test_sixteen_sequences_of_4096_tokens_of_llama_8b() -> None:
     assert memory.scales == 0
     assert memory.tails == 2 * (16 + 1) * 32 * LLAMA.kv_bytes_per_token()
     assert memory.pending == 512 * LLAMA.kv_bytes_per_token()
-    assert memory.growth * 32 == memory.payload + memory.zero_blocks
+    assert memory.growth * 64 == memory.payload + memory.zero_blocks  # K and V of 32 layers
     assert memory.zero_blocks == 16 * LLAMA.kv_bytes_per_token()
     assert memory.total == memory.pool + memory.tails + memory.pending + memory.growth
 

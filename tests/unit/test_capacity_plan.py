@@ -62,7 +62,7 @@ def test_what_is_promised_to_fit_does_and_one_more_does_not(capsys: Any) -> None
 def test_the_table_names_every_item(capsys: Any) -> None:
     assert main(RTX) == 0
     text = capsys.readouterr().out
-    for word in ("8,589,934,592", "16,060,522,496", "KV tails", "growth of one layer", "Does not fit", "Ways out"):
+    for word in ("8,589,934,592", "16,060,522,496", "KV tails", "growth of one array", "Does not fit", "Ways out"):
         assert word in text
 
 
