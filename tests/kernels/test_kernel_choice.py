@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
@@ -16,7 +17,8 @@ from scene import Case, run_decode, run_prefill
 from mlxbatch.cli import doctor
 from mlxbatch.cli.main import main
 from mlxbatch.errors import UsageError
-from mlxbatch.execution.attention.choice import CheckedAttention, choose_attention
+from mlxbatch.execution.attention.choice import CheckedAttention, choose_attention, what_kernels_lack
+from mlxbatch.execution.attention.layout import AttentionSpec
 from mlxbatch.execution.attention.metal import MetalAttention
 from mlxbatch.execution.attention.metal_report import KernelRow, report_kernels, standard_variants
 from mlxbatch.execution.attention.metal_source import Kernel, KernelFactory
@@ -124,6 +126,14 @@ def test_blocks_of_four_go_to_the_reference(bench: Bench) -> None:
         deviation(*run_decode(attention, Case(block_size=4, dtype="float32"), [30])) <= TOLERANCE["float32"]
     )
     assert "multiples of 8" in reports[0]
+
+
+def test_what_kernels_lack() -> None:
+    latent = next(variant for variant in standard_variants() if variant.is_latent)
+    assert what_kernels_lack(latent) is None
+    assert "512 + 64" in str(what_kernels_lack(replace(latent, key_dim=256, value_dim=32)))
+    assert "soft-cap" in str(what_kernels_lack(replace(latent, spec=AttentionSpec(0.1, softcap=20.0))))
+    assert [v.name for v in standard_variants() if what_kernels_lack(v)] == []
 
 
 @pytest.mark.skipif(mx.metal.is_available(), reason="this machine has a GPU")

@@ -1,4 +1,4 @@
-"""Every barrier of every kernel is needed: without any one of them a check fails."""
+"""Barriers: without any one of them a check fails, and with them the order of threads does not matter."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import mutate
 import pytest
-from bench import Bench
+from bench import BACKWARD, FORWARD, Bench
 from oracle import deviation
 from quick_compile import quick_to_compile
 from scene import Case, run_decode, run_prefill
@@ -55,6 +55,12 @@ def test_no_barrier_can_go(bench: Bench, file: str) -> None:
     assert barriers
     print(*barriers, sep="\n")
     assert not list(mutate.survivors(bench, barriers, run))
+
+
+@pytest.mark.parametrize("file", CASES)
+def test_any_thread_schedule_gives_the_same_bits(bench: Bench, file: str) -> None:
+    bench.configure(schedules=(FORWARD, BACKWARD, 5, 6))
+    run(bench.metal_kernel, file)
 
 
 def test_every_kernel_with_a_barrier_has_a_case() -> None:

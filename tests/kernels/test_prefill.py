@@ -11,7 +11,7 @@ from bench import Bench
 from oracle import TOLERANCE, deviation
 from quick_compile import compile_first, quick_to_compile
 from scene import Case, run_prefill
-from variants import Variant, prefill_variants
+from variants import Variant, prefill_variants, random_variant
 
 from mlxbatch.execution.attention.metal import MetalAttention
 from mlxbatch.execution.attention.metal_prefill import DISPATCH_SECONDS, positions_per_dispatch, staged_keys
@@ -42,6 +42,14 @@ def test_variant(kernel_factory: KernelFactory, variant: Variant) -> None:
     error = run(kernel_factory, variant)
     print(f"deviation {error:.1e}")
     assert error <= TOLERANCE[variant.case.dtype]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first_seed", range(20_000, 20_500, 50))
+def test_random_variants(kernel_factory: KernelFactory, first_seed: int) -> None:
+    for seed in range(first_seed, first_seed + 50):
+        variant = random_variant(seed)
+        assert run(kernel_factory, variant) <= TOLERANCE[variant.case.dtype], f"seed {seed}: {variant.name}"
 
 
 @pytest.mark.parametrize("window", [None, 20])

@@ -24,6 +24,7 @@ from mlxbatch.execution.attention.layout import (
 )
 from mlxbatch.execution.attention.metal import MetalAttention
 from mlxbatch.execution.attention.metal_check import TOLERANCE, Variant, check_variant
+from mlxbatch.execution.attention.metal_latent import LATENT_DIM, ROPE_DIM
 from mlxbatch.execution.attention.metal_timing import kernels_are_faster
 from mlxbatch.execution.attention.metal_work import CHUNK_TOKENS
 from mlxbatch.execution.attention.reference import ReferenceAttention
@@ -57,6 +58,17 @@ def dispatch_flops() -> float:
 
     chip = detect_chip()
     return chip.flops / 4 if chip is not None else 1e12
+
+
+def what_kernels_lack(variant: Variant) -> str | None:
+    """Why there is no kernel for a variant; None if there is one."""
+    if variant.is_latent:
+        if (variant.key_dim, variant.value_dim) != (LATENT_DIM, ROPE_DIM):
+            return f"latent attention is {LATENT_DIM} + {ROPE_DIM} channels wide"
+        if variant.spec.softcap:
+            return "latent attention has no soft-cap"
+    sizes = (variant.block_size, variant.tail_len, variant.key_dim, variant.value_dim)
+    return "sizes must be multiples of 8" if any(size % 8 for size in sizes) else None
 
 
 class CheckedAttention:
@@ -97,10 +109,9 @@ class CheckedAttention:
         return serving
 
     def _checked(self, variant: Variant) -> PagedAttention:
-        if variant.block_size % 8 or variant.tail_len % 8 or variant.key_dim % 8 or variant.value_dim % 8:
-            self._report(
-                f"no Metal kernel for {variant.name}: sizes must be multiples of 8; the reference serves"
-            )
+        missing = what_kernels_lack(variant)
+        if missing is not None:
+            self._report(f"no Metal kernel for {variant.name}: {missing}; the reference serves")
             return self._reference
         started = time.perf_counter()
         try:
