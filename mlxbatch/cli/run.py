@@ -109,7 +109,17 @@ def run(args: argparse.Namespace) -> int:
     tables = None if args.quiet else Console(stderr=True)
     if args.dry_run:
         return dry_run(options, reporter, tables)
-    return run_batch(options, engine_opener(args, reporter), reporter, tables)
+    open_engine = engine_opener(args, reporter)
+    if open_engine is not open_local_engine:
+        return run_batch(options, open_engine, reporter, tables)
+    from mlxbatch.process.awake import Awake
+
+    awake = Awake(allow_sleep=args.allow_sleep)  # as the engine process does by itself
+    awake.set_busy(True)
+    try:
+        return run_batch(options, open_engine, reporter, tables)
+    finally:
+        awake.set_busy(False)
 
 
 def run_options(args: argparse.Namespace, settings: Mapping[str, Any], config: EngineConfig) -> RunOptions:

@@ -55,7 +55,8 @@ class Assembly:
 
     @property
     def reserved_bytes(self) -> int:
-        return self.budget.fixed + self.scheduler.kv.budget
+        pool = self.scheduler.kv.budget
+        return self.budget.fixed + pool + -(-pool // self.budget.layers)  # a pool grows layer by layer
 
     def memory_use(self) -> MemoryUse:
         kv = self.runner.kv

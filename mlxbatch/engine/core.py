@@ -79,8 +79,9 @@ class EngineCore:
     def check(self, request: Request) -> None:
         """Raise RequestError if the request can never run. Reads only what is fixed, so any thread may call it."""
         vocab, params = self.tokenizer.vocab_size, request.params
-        named = (("prompt", request.prompt_token_ids), ("logit_bias", params.logit_bias))
-        for name, ids in (*named, ("stop_token_ids", params.stop_token_ids)):
+        prompts = (("prompt", request.prompt_token_ids), ("resume_token_ids", request.resume_token_ids))
+        others = (("logit_bias", params.logit_bias), ("stop_token_ids", params.stop_token_ids))
+        for name, ids in (*prompts, *others):
             for token_id in ids:
                 if not 0 <= token_id < vocab:
                     message = f"{name}: token id {token_id} is outside the vocabulary of {vocab}"

@@ -23,7 +23,7 @@ from mlxbatch.process.messages import (
 )
 
 READ_SIZE = 256 * 2**10
-SILENCE_SECONDS = 15.0  # an engine says something twice a second while it loads
+SILENCE_SECONDS = 60.0  # a loading engine says something twice a second, but for long calls into libraries
 
 OnLoading = Callable[[Loading], None]
 

@@ -38,6 +38,7 @@ from mlxbatch.process.messages import (
 from mlxbatch.process.served import RequestTable, ServedRequest
 from mlxbatch.request import OutputDelta, Priority, Request, RequestTiming
 
+MAX_RESUMED = 10**7  # tokens, where max_tokens says nothing
 MAX_REQUESTS = 20_000  # unfinished, of one client
 
 OnLoop = Callable[..., None]
@@ -134,10 +135,13 @@ class EngineService:
             raise RequestError(f"more than {MAX_REQUESTS:,} unfinished requests", code="too_many_requests")
         if submit.priority not in list(Priority):
             raise RequestError(f"priority must be 0 or 1, not {submit.priority}", param="priority")
+        params = params_from_wire(submit.params)
+        if submit.resume_token_ids and len(submit.resume_token_ids) >= (params.max_tokens or MAX_RESUMED):
+            raise RequestError("the answer to resume is complete already", param="resume_token_ids")
         request = Request(
             request_id=f"{client.client_id}/{submit.request_id}",
             prompt_token_ids=tuple(await self._prompt_ids(submit)),
-            params=params_from_wire(submit.params),
+            params=params,
             priority=Priority(submit.priority),
             rank=submit.rank,
             deadline=submit.deadline,

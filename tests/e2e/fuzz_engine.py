@@ -111,7 +111,8 @@ def wrong_version(generator: random.Random) -> bytes:
 def wrong_fields(generator: random.Random) -> bytes:
     fields = msgspec.to_builtins(a_message(generator))
     for _ in range(generator.randrange(1, 3)):
-        name = generator.choice([*fields, "params", "messages", "prompt_token_ids", "template_args", "news"])
+        others = ("params", "messages", "prompt_token_ids", "resume_token_ids", "template_args", "news")
+        name = generator.choice([*fields, *others])
         value = generator.choice(ODD)
         fields[name] = {generator.choice(["n", "stop", "seed", "logit_bias", "temperature"]): value}
         fields[name] = fields[name] if generator.random() < 0.5 else value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 
@@ -13,6 +14,9 @@ from process_harness import runtime_in, scripted_launcher
 
 from mlxbatch import LLM, SamplingParams
 from mlxbatch.config import EngineConfig
+from mlxbatch.engine.local import LocalEngine
+from mlxbatch.errors import EngineError
+from mlxbatch.process.client import ProcessEngine
 from mlxbatch.process.control import stop_engine
 from mlxbatch.process.launcher import Launcher
 from mlxbatch.process.paths import RuntimeDir
@@ -75,7 +79,36 @@ def test_llm_gives_the_same_tokens_in_this_process_and_in_another(
     for here, there in zip(*results, strict=True):
         assert (here.prompt, here.prompt_token_ids) == (there.prompt, there.prompt_token_ids)
         for mine, other in zip(here.outputs, there.outputs, strict=True):
-            assert (mine.text, mine.token_ids, mine.finish_reason) == (other.text, other.token_ids, other.finish_reason)
+            assert (mine.text, mine.token_ids) == (other.text, other.token_ids)
+            assert mine.finish_reason == other.finish_reason
             ours, theirs = ([entry.logprob for entry in output.logprobs or ()] for output in (mine, other))
             assert ours == pytest.approx(theirs, abs=1e-4)  # rounding depends on who shares a step
             assert len(ours) == (20 if len(here.outputs) == 2 else 0)
+
+
+def test_a_second_model_gets_what_the_first_leaves_and_a_third_hears_who_holds_it(tmp_path: Path) -> None:
+    runtime = runtime_in(tmp_path)
+    source = tiny_model(tmp_path)
+    models = [str(tmp_path / name) for name in ("first", "second", "third")]
+    for model in models:
+        shutil.copytree(source, model)
+    try:
+        first = ProcessEngine(Launcher(EngineConfig(model=models[0], kv_memory=50_000_000), runtime=runtime))
+        alone = LocalEngine(EngineConfig(model=models[1]))
+        second = ProcessEngine(Launcher(EngineConfig(model=models[1]), runtime=runtime))
+        held = {Path(record.model).name: record.reserved_bytes for record in Registry(runtime).live()}
+        assert held["first"] > 50_000_000
+        assert held["second"] < alone.reserved_bytes
+        assert held["first"] + held["second"] <= alone.snapshot().machine.budget_bytes
+        alone.close()
+        second.close()
+        with pytest.raises(EngineError) as refused:
+            ProcessEngine(Launcher(EngineConfig(model=models[2]), runtime=runtime))
+        message = str(refused.value)
+        assert "no room for KV blocks" in message
+        assert f"{models[0]} holds" in message and f"{models[1]} holds" in message
+        assert f"mlxbatch engine stop {models[1]}" in message  # idle, unlike the first
+        first.close()
+    finally:
+        for record in Registry(runtime).live():
+            stop_engine(record, runtime, force=True)

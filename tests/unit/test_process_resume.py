@@ -8,6 +8,7 @@ from letter_tokenizer import LetterTokenizer
 from memory_runner import MemoryRunner
 
 from mlxbatch.engine.core import EngineCore
+from mlxbatch.errors import RequestError
 from mlxbatch.request import OutputDelta, Request, SamplingParams
 from mlxbatch.scheduling.groups import KVMemory
 from mlxbatch.scheduling.plan import GroupSpec
@@ -61,3 +62,9 @@ def test_resuming_at_every_delta_gives_the_undisturbed_text(name: str) -> None:
         rest = answer(params, tokens_and_text(had)[0])
         assert tokens_and_text([*had, *rest]) == expected, f"cut after {cut} deltas"
         assert (rest[-1].finish_reason, rest[-1].stop_reason) == (whole[-1].finish_reason, whole[-1].stop_reason)
+
+
+def test_resume_tokens_outside_the_vocabulary_are_refused() -> None:
+    core = new_core()
+    with pytest.raises(RequestError, match="resume_token_ids: token id 50"):
+        core.submit(Request("r", PROMPT, SamplingParams(max_tokens=5), resume_token_ids=(1, 50)))

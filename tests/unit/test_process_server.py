@@ -123,6 +123,7 @@ def test_messages_are_tokenised_in_the_engine(tmp_path: Path) -> None:
         (ask("x", params={"temperature": "hot"}), "invalid_request"),
         (ask("x", priority=7), "invalid_request"),
         (ask("x", ""), "empty_prompt"),
+        (ask("x", max_tokens=3, resume_token_ids=[65, 66, 67]), "invalid_request"),
     ],
 )
 def test_a_refused_request_names_its_code_and_harms_nobody(tmp_path: Path, submit: Submit, code: str) -> None:
