@@ -7,13 +7,12 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import ClassVar
 
-from textual.app import App, ScreenStackError, SystemCommand
+from textual.app import App, ScreenStackError
 from textual.screen import Screen
 
 from mlxbatch.engine.snapshot import Snapshot
 from mlxbatch.errors import MlxbatchError
 from mlxbatch.history.records import Attachment
-from mlxbatch.tui.chat.commands import COMMANDS
 from mlxbatch.tui.chat.screen import ChatScreen
 from mlxbatch.tui.chat.workspace import EngineView, Workspace
 from mlxbatch.tui.engine.screen import EngineScreen
@@ -36,8 +35,7 @@ class ChatApp(App[None]):
 
     CSS_PATH = "app.tcss"
     TITLE = "mlxbatch"
-    ENABLE_COMMAND_PALETTE = True
-    COMMAND_PALETTE_DISPLAY = "ctrl+p"
+    ENABLE_COMMAND_PALETTE = False  # /commands have a list of their own
     BINDINGS: ClassVar = []
 
     def __init__(
@@ -164,22 +162,11 @@ class ChatApp(App[None]):
                 self.chat_screen.run(self.chat_screen.select_tab(index))
                 return
 
-    def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
-        """The palette: every slash command that needs no arguments, by its own words."""
-        for command in COMMANDS:
-            if not command.needs_arguments:
-                yield SystemCommand(
-                    command.help[0].upper() + command.help[1:], f"/{command.name}", self._runner_of(command.name)
-                )
-
-    def _runner_of(self, name: str) -> Callable[[], None]:
-        command = next(command for command in COMMANDS if command.name == name)
-
-        def run() -> None:
-            self.action_chat()
-            self.chat_screen.run(self.chat_screen.runner.run(command, ""))
-
-        return run
+    def action_commands(self) -> None:
+        """The palette belongs to the chat; from the engine screen one comes back to it."""
+        self.action_chat()
+        if self.screen is self.chat_screen:
+            self.chat_screen.dialogs.commands()
 
     async def on_unmount(self) -> None:
         for engine in self.workspace.engines.values():

@@ -46,7 +46,7 @@ ACTIONS: tuple[Action, ...] = (
     Action("settings", "screen.settings", "f2", "system prompt and sampling", CHAT),
     Action("sidebar", "screen.sidebar", "ctrl+b", "side bar", CHAT),
     Action("engine", "app.engine", "ctrl+g", "engine screen", CHAT),
-    Action("palette", "app.command_palette", "ctrl+p", "all commands", CHAT),
+    Action("palette", "app.commands", "ctrl+p", "all commands", CHAT),
     Action("help", "app.help", "f1", "this help", CHAT),
     Action("quit", "app.quit", "ctrl+q", "quit", CHAT),
     Action("send", "send", "enter", "send", COMPOSER),

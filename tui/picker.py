@@ -50,6 +50,7 @@ class Picker(ModalScreen[tuple[str, str] | None]):
         query: str = "",
         highlighted: int = 0,
         can_delete: bool = False,
+        on_highlight: Callable[[str], None] | None = None,
     ) -> None:
         super().__init__()
         self._title = title
@@ -60,6 +61,7 @@ class Picker(ModalScreen[tuple[str, str] | None]):
         self._start_query = query
         self._start = highlighted
         self._can_delete = can_delete
+        self._on_highlight = on_highlight
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog picker") as dialog:
@@ -88,14 +90,14 @@ class Picker(ModalScreen[tuple[str, str] | None]):
         if items:
             options.highlighted = min(highlighted, len(items) - 1)
 
-    def refill(self) -> None:
-        """The items have changed."""
-        options = self.query_one(OptionList)
-        self._fill(self.query_one(Input).value, options.highlighted or 0)
-
     @on(Input.Submitted)
     def _submitted(self) -> None:
         self._finish("choose")
+
+    @on(OptionList.OptionHighlighted)
+    def _highlighted(self, event: OptionList.OptionHighlighted) -> None:
+        if self._on_highlight is not None and event.option_id is not None:
+            self._on_highlight(event.option_id)
 
     @on(OptionList.OptionSelected)
     def _clicked(self, event: OptionList.OptionSelected) -> None:

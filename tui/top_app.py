@@ -26,6 +26,7 @@ class TopApp(App[None]):
 
     CSS_PATH = "app.tcss"
     TITLE = "mlxbatch top"
+    ENABLE_COMMAND_PALETTE = False
     BINDINGS: ClassVar = []
 
     def __init__(
@@ -77,6 +78,10 @@ class TopApp(App[None]):
     def action_chat(self) -> None:
         """There is no chat behind this screen: leaving it leaves the program."""
         self.exit()
+
+    def action_commands(self) -> None:
+        """The keys are all the commands there are."""
+        self.action_help()
 
     def action_help(self) -> None:
         if not isinstance(self.screen, HelpScreen):

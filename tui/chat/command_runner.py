@@ -107,7 +107,7 @@ class CommandRunner:
     def command_theme(self, arguments: str) -> None:
         app = self._screen.app
         if not arguments:
-            app.action_change_theme()
+            self._screen.dialogs.themes()
         elif arguments in app.available_themes:
             app.theme = arguments
         else:

@@ -10,39 +10,41 @@ from mlxbatch.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """`method` is the chat screen's method; it gets the text after the name, stripped."""
+    """`method` is the chat screen's action or the command runner's method; the latter gets the text after the
+    name, stripped. `action` names the key that does the same."""
 
     name: str
     usage: str
     help: str
     method: str
     needs_arguments: bool = False
+    action: str = ""
 
 
 COMMANDS: tuple[Command, ...] = (
-    Command("new", "", "open a new tab", "action_new_tab"),
+    Command("new", "", "open a new tab", "action_new_tab", action="new"),
     Command("close", "", "close this tab; the chat stays in the history", "command_close"),
     Command("rename", "TITLE", "give this chat a title", "command_rename", True),
     Command("system", "[TEXT]", "set the system prompt of this chat", "command_system"),
-    Command("set", "NAME VALUE", "set a sampling parameter, as in /set temperature 0.7", "command_set", True),
-    Command("settings", "", "system prompt and sampling parameters", "action_settings"),
-    Command("model", "[NAME]", "choose the model of this chat", "command_model"),
+    Command("set", "NAME VALUE", "a sampling parameter, as in /set top_p 0.9", "command_set", True),
+    Command("settings", "", "system prompt and sampling parameters", "action_settings", action="settings"),
+    Command("model", "[NAME]", "choose the model of this chat", "command_model", action="model"),
     Command("file", "PATH ...", "put text files into the next message", "command_file", True),
-    Command("editor", "", "write the message in $EDITOR", "action_editor"),
-    Command("prompts", "", "find an earlier prompt", "action_find_prompt"),
-    Command("regenerate", "", "answer the last message again, as a new version", "action_regenerate"),
+    Command("editor", "", "write the message in $EDITOR", "action_editor", action="editor"),
+    Command("prompts", "", "find an earlier prompt", "action_find_prompt", action="find_prompt"),
+    Command("regenerate", "", "another answer, as a new version", "action_regenerate", action="regenerate"),
     Command("edit", "", "edit your last message, as a new version", "command_edit"),
     Command("branch", "", "continue from here in a new tab", "command_branch"),
-    Command("stop", "", "stop the answer; what there is of it stays", "action_stop"),
+    Command("stop", "", "stop the answer; what there is of it stays", "action_stop", action="stop"),
     Command("copy", "[code]", "copy the last answer, or its last code block", "command_copy"),
-    Command("search", "[WORDS]", "search all chats", "command_search"),
+    Command("search", "[WORDS]", "search all chats", "command_search", action="history"),
     Command("export", "md|json [FILE]", "write this chat to a file", "command_export", True),
     Command("delete", "", "delete this chat for good", "command_delete"),
     Command("theme", "[NAME]", "change the colours", "command_theme"),
-    Command("sidebar", "", "show or hide the side bar", "action_sidebar"),
-    Command("engine", "", "the engine screen", "command_engine"),
-    Command("help", "", "keys and commands", "command_help"),
-    Command("quit", "", "leave; tabs open again next time", "command_quit"),
+    Command("sidebar", "", "show or hide the side bar", "action_sidebar", action="sidebar"),
+    Command("engine", "", "the engine screen", "command_engine", action="engine"),
+    Command("help", "", "keys and commands", "command_help", action="help"),
+    Command("quit", "", "leave; tabs open again next time", "command_quit", action="quit"),
 )
 
 

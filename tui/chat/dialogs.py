@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mlxbatch.tui.chat.pickers import history_source, model_source, prompt_source, tab_source
+from mlxbatch.tui.chat.commands import COMMANDS
+from mlxbatch.tui.chat.pickers import (
+    command_source,
+    history_source,
+    model_source,
+    prompt_source,
+    tab_source,
+    theme_source,
+)
 from mlxbatch.tui.chat.settings_screen import SettingsScreen
 from mlxbatch.tui.confirm import Confirm
 from mlxbatch.tui.picker import Picker
@@ -36,6 +44,38 @@ class ChatDialogs:
         screen.app.push_screen(
             Picker("tabs", source, hint=hint, highlighted=workspace.index, can_delete=True), chosen
         )
+
+    def commands(self) -> None:
+        screen = self._screen
+
+        def chosen(result: tuple[str, str] | None) -> None:
+            if result is None:
+                return
+            command = next(command for command in COMMANDS if command.name == result[1])
+            if command.needs_arguments:
+                screen.composer.replace_text(f"/{command.name} ")
+                screen.composer.focus()
+            else:
+                screen.run(screen.runner.run(command, ""))
+
+        picker = Picker("commands", command_source(screen.app.keymap), hint="⏎ run · Esc back")
+        screen.app.push_screen(picker, chosen)
+
+    def themes(self) -> None:
+        """Each theme is shown while it is marked."""
+        app = self._screen.app
+        before = app.theme
+
+        def preview(name: str) -> None:
+            app.theme = name
+
+        def chosen(result: tuple[str, str] | None) -> None:
+            app.theme = before if result is None else result[1]
+
+        names = list(app.available_themes)
+        source = theme_source(names, before)
+        place = next((index for index, item in enumerate(source("")) if item.id == before), 0)
+        app.push_screen(Picker("theme", source, highlighted=place, on_highlight=preview), chosen)
 
     def find_prompt(self) -> None:
         screen = self._screen

@@ -9,9 +9,11 @@ from textual.content import Content
 
 from mlxbatch.engine.snapshot import Snapshot
 from mlxbatch.history.store import HistoryStore
+from mlxbatch.tui.chat.commands import COMMANDS
 from mlxbatch.tui.chat.session import ChatSession
 from mlxbatch.tui.chat.tab_bar import STATE_MARKS, STATE_WORDS
 from mlxbatch.tui.drawing import clip, printable
+from mlxbatch.tui.keymap import Keymap
 from mlxbatch.tui.picker import PickerItem, Source, filtered
 
 _DIM = "$text-muted"
@@ -90,6 +92,23 @@ def when(moment: float, now: float) -> str:
     if then.date() == today.date():
         return then.strftime("%H:%M")
     return then.strftime("%d %b %H:%M" if then.year == today.year else "%d %b %Y")
+
+
+def command_source(keymap: Keymap) -> Source:
+    """Every command with its key, if it has one. Ids are names."""
+    items = []
+    for command in COMMANDS:
+        key = keymap.label(command.action) if command.action else ""
+        name = f"/{command.name} {command.usage}".rstrip()
+        items.append((command.name, Content.assemble(clip(name, 24), (f"{clip(command.help, 47)} {key:>5}", _DIM))))
+    return filtered(items)
+
+
+def theme_source(names: Sequence[str], current: str) -> Source:
+    ours = [name for name in names if name.startswith("mlxbatch")]
+    rest = sorted(name for name in names if name not in ours)
+    marked = [(name, Content(f"{'●' if name == current else ' '} {name}")) for name in [*ours, *rest]]
+    return filtered(marked)
 
 
 def model_source(choices: Sequence[tuple[str, str]], current: str) -> Source:

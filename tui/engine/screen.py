@@ -41,7 +41,7 @@ _HINTS: tuple[Hint, ...] = (
     ("help", "help"),
     ("quit", "quit"),
 )
-_TOP_HINTS = _HINTS[1:]
+_TOP_HINTS = tuple(hint for hint in _HINTS if hint[0] not in ("engine_chat", "palette"))
 
 
 class EngineBar(Canvas):
