@@ -11,7 +11,7 @@ from mlxbatch.capacity.layer_parts import (
     qk_norms,
     sparse_step_dense_layers,
 )
-from mlxbatch.capacity.model_shape import Attention, Layer, Linear
+from mlxbatch.capacity.model_shape import Attention, Experts, Layer, Linear
 
 
 def _mamba2_mixer(
@@ -121,17 +121,36 @@ def read_lfm2(c: Config) -> Reading:
             inner = int(c["block_ffn_dim_multiplier"] * inner)
         multiple = c["block_multiple_of"]
         inner = multiple * -(-inner // multiple)
+    return _short_convolutions(c, gated_mlp(hidden, inner), None)
+
+
+def read_lfm2_moe(c: Config) -> Reading:
+    hidden = c["hidden_size"]
+    experts = gated_experts(c["num_experts"], c["num_experts_per_tok"], hidden, c["moe_intermediate_size"])
+    return _short_convolutions(c, gated_mlp(hidden, c["intermediate_size"]), experts)
+
+
+def _short_convolutions(c: Config, mlp: tuple[Linear, ...], experts: Experts | None) -> Reading:
+    """Attention and short convolutions in turns. With experts, the first num_dense_layers keep the plain MLP."""
+    hidden = c["hidden_size"]
     full = c.get("full_attn_idxs")
     if full is None:
         full = [i for i, kind in enumerate(c["layer_types"]) if kind == "full_attention"]
     layers = []
     for index in range(c["num_hidden_layers"]):
+        attention: Attention | None = None
+        other, state = 2 * hidden, 0
         if index in full:
             attention, linears = attention_block(c)
-            layers.append(Layer(attention, linears + gated_mlp(hidden, inner), other=2 * hidden + qk_norms(c)))
+            other += qk_norms(c)
         else:
             bias, cache = bool(c.get("conv_bias")), c["conv_L_cache"]
-            mixer = (Linear(hidden, 3 * hidden, bias), Linear(hidden, hidden, bias))
-            other = 2 * hidden + hidden * cache + (hidden if bias else 0)
-            layers.append(Layer(None, mixer + gated_mlp(hidden, inner), other=other, state=(cache - 1) * hidden))
+            linears = (Linear(hidden, 3 * hidden, bias), Linear(hidden, hidden, bias))
+            other += hidden * cache + (hidden if bias else 0)
+            state = (cache - 1) * hidden
+        if experts is None or index < c.get("num_dense_layers", 0):
+            layers.append(Layer(attention, linears + mlp, other=other, state=state))
+        else:
+            other += experts.total if c.get("use_expert_bias") else 0
+            layers.append(Layer(attention, (*linears, Linear(hidden, experts.total)), experts, other, state))
     return Reading(tuple(layers), hidden)

@@ -15,7 +15,9 @@ from mlxbatch.capacity.model_families import read_shape
 from mlxbatch.capacity.model_shape import ModelShape, Quantization
 from mlxbatch.errors import ModelError
 
-_SUFFIX = re.compile(r"-(instruct|it|chat|thinking|base|mlx|bf16|fp16|f16|2507|v0\.\d|hf|\d-?bit(-dwq)?|\d+bit)$")
+_SUFFIX = re.compile(
+    r"-(instruct|it|chat|thinking|base|hf|mlx|2507|2501|v0\.\d|bf16|fp16|f16|mxfp4|q\d|\d-?bit(-dwq)?|\d+bit)$"
+)
 _BITS = re.compile(r"(?:^|-)(\d)-?bit(?:-|$)")
 
 
@@ -45,6 +47,8 @@ def find_known(name: str) -> Mapping[str, Any] | None:
 
 def bits_in_name(name: str) -> Quantization | None:
     """The quantisation that a name such as "Qwen3-8B-4bit" states."""
+    if "mxfp4" in name.lower():
+        return Quantization(4, 32, "mxfp4")
     match = _BITS.search(name.rsplit("/", 1)[-1].lower())
     return Quantization(int(match[1])) if match and int(match[1]) in (2, 3, 4, 5, 6, 8) else None
 
@@ -78,7 +82,7 @@ def find_shape(model: str) -> ModelShape:
         config = dict(entry)
         stated = bits_in_name(model)
         if stated is not None:
-            config["quantization"] = {"bits": stated.bits, "group_size": stated.group_size}
+            config["quantization"] = {"bits": stated.bits, "group_size": stated.group_size, "mode": stated.mode}
         return read_shape(config, model)
     cached = _cached_config(model)
     if cached is not None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from mlxbatch.capacity.hybrid_families import (
     read_granitemoehybrid,
     read_lfm2,
+    read_lfm2_moe,
     read_mamba2,
     read_qwen3_5,
     read_qwen3_next,
@@ -279,9 +280,10 @@ READERS: Mapping[str, Callable[[Config], Reading]] = {
     "qwen3_5": read_qwen3_5,
     "qwen3_5_moe": read_qwen3_5,
     "lfm2": read_lfm2,
+    "lfm2_moe": read_lfm2_moe,
 }
 ALWAYS_TIED = frozenset({"gemma2", "gemma3", "gemma3_text", "cohere2"})
-TIED_BY_DEFAULT = ALWAYS_TIED | {"llama", "granitemoehybrid", "lfm2"}
+TIED_BY_DEFAULT = ALWAYS_TIED | {"llama", "granitemoehybrid", "lfm2", "lfm2_moe"}
 
 
 def read_quantization(config: Config) -> Quantization | None:

@@ -23,7 +23,7 @@ MOST_ROWS = 128  # looked at for the cap
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = subparsers.add_parser("plan", help="what fits this Mac: weights, KV per token, rows by context")
     parser.add_argument(
-        "-m", "--model", required=True, help="known model, config.json, model folder or downloaded repo"
+        "-m", "--model", required=True, help="catalog name, known or downloaded repo, folder, config.json or .gguf"
     )
     parser.add_argument("--chip", help="plan for this chip instead of this machine, like m2-ultra or rtx4090")
     parser.add_argument("--memory", metavar="SIZE", help="its memory, like 128GB (10^9) or 128GiB (2^30)")
@@ -45,17 +45,17 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> int:
     from mlxbatch.capacity.budget import LINUX_SHARE
     from mlxbatch.capacity.chips import detect_chip, find_chip
-    from mlxbatch.capacity.known_models import find_shape
     from mlxbatch.capacity.kv_bytes import KVFormat, Workload
     from mlxbatch.capacity.machine_memory import physical_memory
     from mlxbatch.capacity.memory_plan import MemoryPlan
     from mlxbatch.capacity.model_shape import Quantization
+    from mlxbatch.cli.model_shape import shape_of
 
     if args.seqs < 1 or args.context < 1:
         raise UsageError("--seqs and --context must be at least 1")
     if not 0 < args.gpu_memory_utilization <= 1:
         raise UsageError("--gpu-memory-utilization must be above 0 and at most 1")
-    shape = find_shape(args.model)
+    shape = shape_of(args.model)
     chip = find_chip(args.chip) if args.chip else detect_chip()
     if args.memory:
         memory = parse_bytes(args.memory)

@@ -116,16 +116,16 @@ def _machine(args: argparse.Namespace) -> tuple[Machine, str]:
     from mlxbatch.capacity.budget import MemoryBudget
     from mlxbatch.capacity.calibration import FITTED
     from mlxbatch.capacity.chips import find_chip
-    from mlxbatch.capacity.known_models import find_shape
     from mlxbatch.capacity.kv_bytes import KVFormat, Workload
     from mlxbatch.capacity.memory_plan import MemoryPlan
     from mlxbatch.capacity.model_shape import Quantization
     from mlxbatch.capacity.roofline import Roofline
+    from mlxbatch.cli.model_shape import shape_of
     from mlxbatch.simulate.machine import Machine
 
     chip = find_chip(args.chip)
     memory = parse_bytes(args.memory) if args.memory else chip.memory[-1]
-    shape = find_shape(args.model)
+    shape = shape_of(args.model)
     bits = args.weight_bits
     quantization = None if bits == 16 else Quantization(bits)
     shape = replace(shape, quantization=quantization, name=f"{shape.name} {bits}-bit")

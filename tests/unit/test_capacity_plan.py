@@ -18,6 +18,8 @@ from mlxbatch.capacity.model_shape import Quantization
 from mlxbatch.capacity.roofline import Roofline
 from mlxbatch.capacity.rows_plan import auto_rows, plan_rows
 from mlxbatch.cli.main import main
+from mlxbatch.cli.model_shape import shape_of
+from mlxbatch.models.catalog import load_catalog
 
 RTX = ["plan", "-m", "llama-3.1-8b", "--chip", "rtx4090", "--memory", "24GB", "--reserve", "0"]
 
@@ -157,3 +159,24 @@ def test_s_and_cap_are_reported_apart() -> None:
     plan = plan_rows(roof, shape, 1024)
     assert plan.cap.rows == 32
     assert plan.saturation.s != plan.cap.rows
+
+
+def test_every_catalog_name_can_be_planned_as_it_would_be_loaded() -> None:
+    for name, entry in load_catalog().items():
+        shape = shape_of(name)
+        assert not shape.approximate, name
+        assert shape.weight_bytes(shape.quantization) < entry.memory_gb * 2**30, name
+    assert shape_of("qwen3-8b").quantization == Quantization(4, 64)
+    assert shape_of("Qwen/Qwen3-8B").quantization is None
+
+
+def test_a_gguf_file_is_planned_from_its_header(tmp_path: Path) -> None:
+    import tiny_gguf
+    from mlx.utils import tree_flatten
+
+    config = tiny_gguf.config_of("qwen3")
+    model = tiny_gguf.build(config)
+    path = tiny_gguf.write(tmp_path / "tiny.gguf", "qwen3", model, config)
+    shape = shape_of(str(path))
+    assert (shape.name, shape.model_type) == ("tiny", "qwen3")
+    assert shape.params == sum(array.size for _, array in tree_flatten(model.parameters()))

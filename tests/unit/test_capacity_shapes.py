@@ -179,6 +179,17 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "full_attn_idxs": [1],
         "tie_word_embeddings": True,
     },
+    "lfm2_moe": {
+        "model_type": "lfm2_moe",
+        "norm_eps": 1e-5,
+        "conv_bias": True,
+        "conv_L_cache": 3,
+        "num_dense_layers": 1,
+        "use_expert_bias": True,
+        "layer_types": ["conv", "full_attention", "conv", "conv"],
+        "tie_word_embeddings": True,
+        **MOE,
+    },
 }
 
 
@@ -218,6 +229,7 @@ def test_gemma3_shares_the_table_that_mlx_lm_only_drops_on_loading() -> None:
         ("gpt-oss-20b", 20_914_757_184),
         ("deepseek-v3", 671_026_419_200),
         ("smollm2-135m", 134_515_008),
+        ("lfm2-8b-a1b", 8_339_929_856 + 22 * 32),  # and the biases of its routers
     ],
 )
 def test_known_models_have_their_published_size(name: str, params: int) -> None:
