@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import ClassVar
 
 from textual.app import App, ScreenStackError
@@ -15,16 +16,15 @@ from mlxbatch.errors import MlxbatchError
 from mlxbatch.history.records import Attachment
 from mlxbatch.tui.chat.screen import ChatScreen
 from mlxbatch.tui.chat.workspace import EngineView, Workspace
+from mlxbatch.tui.confirm import Confirm
 from mlxbatch.tui.engine.screen import EngineScreen
-from mlxbatch.tui.engine_link import LinkStatus
+from mlxbatch.tui.engine_link import EngineHost, LinkStatus, NoHost
 from mlxbatch.tui.help_screen import HelpScreen
 from mlxbatch.tui.keymap import Keymap
 from mlxbatch.tui.themes import DARK, LIGHT
 
 TICK_SECONDS = 0.1  # how often streamed text reaches the screen
 AUTOSAVE_SECONDS = 1.0
-
-ModelChoices = Callable[[], Sequence[tuple[str, str]]]
 
 
 class ChatApp(App[None]):
@@ -44,7 +44,7 @@ class ChatApp(App[None]):
         *,
         keymap: Keymap | None = None,
         theme: str = DARK.name,
-        model_choices: ModelChoices = tuple,
+        host: EngineHost | None = None,
         first: str = "",
         attachments: Iterable[Attachment] = (),
         wall_clock: Callable[[], float] = time.time,
@@ -52,7 +52,7 @@ class ChatApp(App[None]):
         super().__init__()
         self.workspace = workspace
         self.keymap = keymap or Keymap()
-        self.model_choices = model_choices
+        self.host = host or NoHost()
         self.wall_clock = wall_clock
         self._first = first
         self._attachments = tuple(attachments)
@@ -89,14 +89,46 @@ class ChatApp(App[None]):
             self.run_worker(self._start(engine), group=f"start {model}")
 
     async def _start(self, engine: EngineView) -> None:
+        error: MlxbatchError | None = None
         try:
             await engine.link.start()
-        except MlxbatchError as error:
+        except MlxbatchError as failure:
+            error = failure
             engine.status = LinkStatus("lost", str(error).partition("\n")[0])
-            self.notify(str(error), severity="error", timeout=15, markup=False)
         finally:
             self._starting.discard(engine.link.model)
             self.wake()
+        if error is not None and not self._offer_room(engine, error):
+            self.notify(str(error), severity="error", timeout=15, markup=False)
+
+    def _offer_room(self, engine: EngineView, error: MlxbatchError) -> bool:
+        """When an idle engine holds the memory that is missing (the error names it), offer to stop it."""
+        holders = {model: held for model, held in self.host.idle_models().items() if f"{model} holds" in str(error)}
+        if not holders:
+            return False
+        model, held = next(iter(holders.items()))
+
+        def answered(yes: bool | None) -> None:
+            if yes:
+                self.run_worker(self._make_room(engine, model))
+
+        question = f"{str(error).partition('Other engines')[0].strip()}\n\nThe engine of {model} is idle and holds "
+        self.push_screen(Confirm(f"{question}{held}.\nStop it and try again?"), answered)
+        return True
+
+    async def _make_room(self, engine: EngineView, model: str) -> None:
+        try:
+            await asyncio.to_thread(self.host.stop, model)
+        except MlxbatchError as error:
+            self.notify(str(error), severity="error", timeout=15, markup=False)
+        else:
+            engine.status = LinkStatus("starting", f"the engine of {model} was stopped; loading")
+            self.ensure_engine(engine)
+
+    async def leave_engine(self, engine: EngineView) -> None:
+        """No tab uses this engine any more: disconnect, so that it can become idle."""
+        self._reading.discard(engine.link.model)
+        await engine.link.close()
 
     async def _read(self, engine: EngineView) -> None:
         async for event in engine.link.events():

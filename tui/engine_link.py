@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from typing import Protocol
 
 from mlxbatch.engine.snapshot import Snapshot
+from mlxbatch.errors import EngineError
 from mlxbatch.process.answer_format import AnswerFormat
 from mlxbatch.process.messages import Submit
 from mlxbatch.process.status import LinkStatus
@@ -66,3 +67,32 @@ class EngineLink(Protocol):
         ...
 
     async def close(self) -> None: ...
+
+
+class EngineHost(Protocol):
+    """The machine that engines run on: what can be loaded, and what could make room."""
+
+    def model_choices(self) -> list[tuple[str, str]]:
+        """(name, description) of models, running ones first."""
+        ...
+
+    def idle_models(self) -> dict[str, str]:
+        """Models whose engines nobody uses, with the memory that stopping them frees, as text."""
+        ...
+
+    def stop(self, model: str) -> None:
+        """Stop an idle engine; blocks until it is gone. Raises EngineError."""
+        ...
+
+
+class NoHost:
+    """Nothing else runs or can be chosen."""
+
+    def model_choices(self) -> list[tuple[str, str]]:
+        return []
+
+    def idle_models(self) -> dict[str, str]:
+        return {}
+
+    def stop(self, model: str) -> None:
+        raise EngineError(f"no engine runs for {model}")

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mlxbatch.cli.engine import add_process_flags, launch_options
 from mlxbatch.errors import UsageError
 from mlxbatch.settings import (
     Setting,
@@ -21,7 +22,6 @@ from mlxbatch.settings import (
 
 if TYPE_CHECKING:
     from mlxbatch.history.records import Attachment
-    from mlxbatch.process.launcher import LaunchOptions
 
 DESCRIPTION = """\
 Talk to a model in the terminal, in as many tabs as you like: they answer at the same time, and share
@@ -73,9 +73,7 @@ def add_parser(subparsers: Any) -> None:
     for setting in SAMPLING_SETTINGS:
         setting.add_to(sampling)
     add_engine_flags(parser)
-    engine = parser.add_argument_group("engine process")
-    engine.add_argument("--idle-exit", metavar="TIME", help="when an engine without clients ends (default 30m)")
-    engine.add_argument("--allow-sleep", action="store_true", help="let the Mac sleep while answers are generated")
+    add_process_flags(parser)
     parser.add_argument("-v", "--verbose", action="store_true", help="tracebacks of internal errors")
 
 
@@ -101,14 +99,6 @@ def _from_stdin() -> Attachment:
     return Attachment("standard input", sys.stdin.read())
 
 
-def _launch_options(args: argparse.Namespace) -> LaunchOptions:
-    from mlxbatch.process.launcher import LaunchOptions
-    from mlxbatch.units import parse_seconds
-
-    idle = LaunchOptions().idle_exit if args.idle_exit is None else parse_seconds(args.idle_exit)
-    return LaunchOptions(idle_exit=idle, allow_sleep=args.allow_sleep)
-
-
 def _answer_once(
     args: argparse.Namespace,
     sources: Sources,
@@ -126,7 +116,7 @@ def _answer_once(
         raise UsageError("there is no question: give it as -p TEXT, or on standard input with -p -")
     config = engine_config(args, sources)
     params = SamplingParams(**{**CHAT_DEFAULTS, **sampling})  # type: ignore[arg-type]
-    link = link_factory(config, _launch_options(args))(config.model)
+    link = link_factory(config, launch_options(args))(config.model)
     ask(
         link,
         prompt,
@@ -156,7 +146,7 @@ def _open_chat(
     from mlxbatch.tui.app import ChatApp
     from mlxbatch.tui.chat.workspace import Workspace
     from mlxbatch.tui.keymap import Keymap
-    from mlxbatch.tui.open_engine import link_factory, model_choices
+    from mlxbatch.tui.open_engine import Machine, link_factory
     from mlxbatch.tui.terminal_background import terminal_is_light
     from mlxbatch.tui.themes import AUTO, choose_theme
 
@@ -168,12 +158,12 @@ def _open_chat(
     store = HistoryStore(Path(named).expanduser() if named else None)
     workspace = Workspace(
         store,
-        link_factory(config, _launch_options(args)),
+        link_factory(config, launch_options(args)),
         config.model,
         system_prompt=chosen.get("system", ""),
         sampling=sampling,
     )
     workspace.restore(fresh=args.new or bool(attachments) or args.model is not None)
-    app = ChatApp(workspace, keymap=keymap, theme=theme, model_choices=model_choices, attachments=attachments)
+    app = ChatApp(workspace, keymap=keymap, theme=theme, host=Machine(), attachments=attachments)
     app.run()
     return app.return_code or 0

@@ -64,11 +64,11 @@ def run(args: argparse.Namespace) -> int:
 def _find_engine(args: argparse.Namespace, sources: Sources) -> EngineLink:
     """The engine of the model that was named, else the one that started last."""
     from mlxbatch.process.launcher import LaunchOptions
-    from mlxbatch.tui.open_engine import link_factory, running_models
+    from mlxbatch.tui.open_engine import Machine, link_factory
 
     config = engine_config(args, sources)
     if config.model == EngineConfig().model and args.model is None:
-        running = running_models()
+        running = Machine().running_models()
         if not running:
             raise EngineError("no engine is running; mlxbatch chat or mlxbatch run starts one")
         model = running[0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +15,7 @@ from textual.pilot import Pilot
 from mlxbatch.history.store import HistoryStore
 from mlxbatch.tui.app import ChatApp
 from mlxbatch.tui.chat.workspace import Workspace
+from mlxbatch.tui.engine_link import EngineHost, EngineLink
 from mlxbatch.tui.keymap import Keymap
 
 WIDE, NARROW = (120, 36), (80, 24)
@@ -84,8 +85,9 @@ async def on_stage(
     sampling: dict[str, object] | None = None,
     system_prompt: str = "",
     keymap: Keymap | None = None,
-    model_choices: Callable[[], Sequence[tuple[str, str]]] = tuple,
+    host: EngineHost | None = None,
     theme: str = "mlxbatch-dark",
+    links: Callable[[str], EngineLink] | None = None,
 ):
     """Run the application headless; `prepare` fills the history before it opens."""
     engine = engine or ScriptedEngine()
@@ -98,14 +100,14 @@ async def on_stage(
         prepare(store)
     workspace = Workspace(
         HistoryStore(path, clock=wall),
-        lambda model: engine,
+        links or (lambda model: engine),
         engine.model,
         clock=lambda: engine.clock,
         sampling=sampling,
         system_prompt=system_prompt,
     )
     workspace.restore()
-    app = ChatApp(workspace, keymap=keymap, model_choices=model_choices, wall_clock=wall, theme=theme)
+    app = ChatApp(workspace, keymap=keymap, host=host, wall_clock=wall, theme=theme)
     async with app.run_test(size=size) as pilot:
         stage = Stage(app, engine, pilot)
         engine.show()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from scripted_engine import ScriptedEngine
 from stage import Stage, on_stage, run
 from textual.widgets import Input
 
+from mlxbatch.errors import ModelError
 from mlxbatch.history.store import HistoryStore
 from mlxbatch.process.status import LinkStatus
 from mlxbatch.tui.chat.message_view import MessageView
@@ -438,16 +440,81 @@ def test_tab_switcher_closes_and_switches(tmp_path: Path) -> None:
     run(scene())
 
 
+class Host:
+    """A machine on which one idle engine holds the memory."""
+
+    def __init__(self) -> None:
+        self.stopped: list[str] = []
+
+    def model_choices(self) -> list[tuple[str, str]]:
+        return [("Qwen3-4B-4bit", "loaded"), ("old", "idle"), ("tiny", "for a look")]
+
+    def idle_models(self) -> dict[str, str]:
+        return {} if self.stopped else {"old": "9 GB"}
+
+    def stop(self, model: str) -> None:
+        self.stopped.append(model)
+
+
 def test_the_model_of_a_chat_can_be_changed(tmp_path: Path) -> None:
     async def scene() -> None:
-        choices = [("Qwen3-4B-4bit", "loaded"), ("tiny", "for a look")]
-        async with on_stage(tmp_path, model_choices=lambda: choices) as stage:
+        links = {name: ScriptedEngine(model=name) for name in ("Qwen3-4B-4bit", "tiny", "org/some-repo")}
+        async with on_stage(tmp_path, links["Qwen3-4B-4bit"], host=Host(), links=links.__getitem__) as stage:
             await stage.press("ctrl+l")
             await stage.press(*"tin", "enter")
-            assert set(stage.workspace.engines) == {"Qwen3-4B-4bit", "tiny"}
+            assert set(stage.workspace.engines) == {"tiny"}  # the other is left, so that it can become idle
+            await stage.say("hello")
+            assert len(links["tiny"].submitted) == 1
+            links["tiny"].play(2)
+            await stage.press("ctrl+n")
             await stage.press("ctrl+l")
             await stage.press(*"org/some-repo", "enter")
-            assert "org/some-repo" in stage.workspace.engines
+            assert set(stage.workspace.engines) == {"tiny", "org/some-repo"}
+            assert "some-repo" in stage.line(0)
+
+    run(scene())
+
+
+def test_room_for_a_model_is_made_by_stopping_an_idle_engine(tmp_path: Path) -> None:
+    async def scene() -> None:
+        host, big = Host(), ScriptedEngine(model="big")
+        links = {"Qwen3-4B-4bit": ScriptedEngine(), "big": big}
+        ready = big.start
+
+        async def start() -> None:
+            if not host.stopped:
+                raise ModelError(
+                    "big needs 20 GB and 12 GB are left.\nOther engines hold memory:\n  old holds 9 GB (idle)"
+                )
+            await ready()
+
+        big.start = start  # type: ignore[method-assign]
+        async with on_stage(tmp_path, links["Qwen3-4B-4bit"], host=host, links=links.__getitem__) as stage:
+            await stage.say("/model big")
+            assert "big needs 20 GB and 12 GB are left." in stage.text()
+            assert "Stop it and try again?" in stage.text()
+            await stage.press("y")
+            await asyncio.to_thread(lambda: None)
+            await stage.settle()
+            assert host.stopped == ["old"]
+            assert stage.workspace.active_engine.status.state == "ready"
+
+    run(scene())
+
+
+def test_an_idle_engine_is_stopped_from_the_list_of_models(tmp_path: Path) -> None:
+    async def scene() -> None:
+        host = Host()
+        async with on_stage(tmp_path, host=host) as stage:
+            await stage.press("ctrl+l")
+            await stage.press(*"tiny", "ctrl+d")
+            assert "only an engine that nobody uses" in stage.text()
+            await stage.press("ctrl+l")
+            await stage.press(*"old", "ctrl+d")
+            await asyncio.to_thread(lambda: None)
+            await stage.settle()
+            assert host.stopped == ["old"]
+            assert stage.workspace.active.link.model == "Qwen3-4B-4bit"
 
     run(scene())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 from mlxbatch.tui.chat.commands import COMMANDS
@@ -152,11 +153,29 @@ class ChatDialogs:
 
     def model(self) -> None:
         screen = self._screen
+        host = screen.app.host
 
         def chosen(result: tuple[str, str] | None) -> None:
-            if result is not None:
-                screen.switch_model(result[1])
+            if result is None:
+                return
+            what, name = result
+            if what == "choose":
+                screen.switch_model(name)
+            elif name in host.idle_models():
+                screen.run(self._stop_engine(name))
+            else:
+                screen.flash("only an engine that nobody uses can be stopped here")
 
-        source = model_source(screen.app.model_choices(), screen.session.link.model)
-        picker = Picker("model of this chat", source, placeholder="name, Hugging Face repo or path")
+        source = model_source(host.model_choices(), screen.session.link.model)
+        picker = Picker(
+            "model of this chat",
+            source,
+            placeholder="name, Hugging Face repo or path",
+            hint="⏎ choose · ⌃D stop its idle engine · Esc back",
+            can_delete=True,
+        )
         screen.app.push_screen(picker, chosen)
+
+    async def _stop_engine(self, model: str) -> None:
+        await asyncio.to_thread(self._screen.app.host.stop, model)
+        self._screen.flash(f"the engine of {model} was stopped")

@@ -486,6 +486,8 @@ class ChatScreen(Screen[None]):
             self.complain(error)
             return
         self.workspace.model = name
+        for unused in self.workspace.drop_unused_engines():
+            self.run(self.app.leave_engine(unused))
         self.app.ensure_engine(engine)
         self.flash(f"answers come from {short_model(name)} now")
 

@@ -67,6 +67,11 @@ class Workspace:
             self.engines[model] = EngineView(self._link_factory(model))
         return self.engines[model]
 
+    def drop_unused_engines(self) -> list[EngineView]:
+        """Forget engines that no tab uses; the caller disconnects them."""
+        used = {session.link.model for session in self.sessions}
+        return [self.engines.pop(model) for model in list(self.engines) if model not in used]
+
     # Tabs
 
     def restore(self, *, fresh: bool = False) -> None:
