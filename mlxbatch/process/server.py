@@ -48,6 +48,7 @@ log = logging.getLogger(__name__)
 MAX_CLIENTS = 64
 SNAPSHOT_RATE = 4.0  # a second, at most
 TICK = 0.5  # seconds between looks at timeouts, idleness and the registry
+TOUCH_SECONDS = 3600.0
 LINGER_SECONDS = 10.0  # a process that could not load the model waits so long for somebody to tell it to
 STOP_SECONDS = 10.0  # a step that takes longer is not waited for at the end
 
@@ -92,6 +93,7 @@ class EngineServer:
         self._next_client = 1
         self._idle = IdleTimer(options.idle_exit, clock())
         self._started = time.time()
+        self._touched = clock()
         self._stage = "starting the engine"
         self._record: EngineRecord | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -229,6 +231,17 @@ class EngineServer:
         self._write_record()
         if self._idle.expired(now):
             self.stop("idle", f"no client for {self._idle.idle_seconds(now):.0f} s")
+        elif self._idle.idle_seconds(now) > 0 and not self._paths.socket.exists():
+            self.stop("idle", "its socket has been removed, so nobody could join it")
+        elif now - self._touched > TOUCH_SECONDS:
+            self._touch(now)
+
+    def _touch(self, now: float) -> None:
+        """Systems clear their temporary folders of files that look forgotten."""
+        self._touched = now
+        for path in (self._paths.socket, self._paths.lock, self._paths.record):
+            with contextlib.suppress(OSError):
+                os.utime(path)
 
     def _users(self) -> list[ClientConnection]:
         """Clients that want something of the engine, not only about it."""

@@ -44,9 +44,9 @@ def loading_status(message: Loading) -> LinkStatus:
 
 def restarting_status(unfinished: int) -> LinkStatus:
     if unfinished == 0:
-        return LinkStatus("restarting", "the engine died; it is started again")
-    resume = "1 request resumes" if unfinished == 1 else f"{unfinished} requests resume"
-    return LinkStatus("restarting", f"the engine died; it is started again, and {resume} where it was cut off")
+        return LinkStatus("restarting", "the engine was lost; it is started again")
+    resume = "1 request resumes where it" if unfinished == 1 else f"{unfinished} requests resume where they"
+    return LinkStatus("restarting", f"the engine was lost; it is started again, and {resume} stopped")
 
 
 def joined_status(welcome: Welcome, wanted: EngineConfig) -> LinkStatus:

@@ -498,6 +498,28 @@ def test_idle_exit_counts_from_the_last_client(tmp_path: Path) -> None:
     assert record is None  # nobody holds the lock in this test, so the record counts as dead
 
 
+def test_an_engine_whose_socket_was_removed_ends_when_unused(tmp_path: Path) -> None:
+    clock = FakeClock()
+    server = ServerThread(runtime_in(tmp_path), clock=clock)
+    client = server.wire()
+    os.utime(server.paths.socket, (0, 0))
+    clock.now += 3601
+    server.on_loop(server.server.tick)
+    assert server.paths.socket.stat().st_mtime > 0
+    server.paths.socket.unlink()
+    clock.now += 1
+    server.on_loop(server.server.tick)
+    client.send(ask("one"))
+    assert client.answers(1)["one"][0] == text_of("hello")  # who is in may stay
+    client.close()
+    while server.on_loop(lambda: len(server.server._clients)):
+        pass
+    server.on_loop(server.server.tick)
+    clock.now += 1
+    server.on_loop(server.server.tick)
+    assert server.wait() == 0
+
+
 def test_the_mac_is_kept_awake_while_requests_exist(tmp_path: Path) -> None:
     from mlxbatch.process.awake import Awake
 
