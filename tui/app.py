@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import ClassVar
 
-from textual.app import App, ScreenStackError
+from textual.app import ScreenStackError
 from textual.screen import Screen
 
 from mlxbatch.engine.snapshot import Snapshot
@@ -21,21 +21,21 @@ from mlxbatch.tui.engine.screen import EngineScreen
 from mlxbatch.tui.engine_link import EngineHost, LinkStatus, NoHost
 from mlxbatch.tui.help_screen import HelpScreen
 from mlxbatch.tui.keymap import Keymap
-from mlxbatch.tui.themes import DARK, LIGHT
+from mlxbatch.tui.orderly_app import OrderlyApp
+from mlxbatch.tui.themes import DARK
 
 TICK_SECONDS = 0.1  # how often streamed text reaches the screen
 AUTOSAVE_SECONDS = 1.0
 
 
-class ChatApp(App[None]):
+class ChatApp(OrderlyApp):
     """Carries events from the engines to the workspace, and the workspace to the screen ten times a second.
 
-    `first` and `attachments` are put into the tab on show at the start; with `send_first` the text is sent.
+    `attachments` go with the first message of the tab on show.
     """
 
     CSS_PATH = "app.tcss"
     TITLE = "mlxbatch"
-    ENABLE_COMMAND_PALETTE = False  # /commands have a list of their own
     BINDINGS: ClassVar = []
 
     def __init__(
@@ -45,24 +45,17 @@ class ChatApp(App[None]):
         keymap: Keymap | None = None,
         theme: str = DARK.name,
         host: EngineHost | None = None,
-        first: str = "",
         attachments: Iterable[Attachment] = (),
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        super().__init__()
+        super().__init__(keymap or Keymap(), theme)
         self.workspace = workspace
-        self.keymap = keymap or Keymap()
         self.host = host or NoHost()
         self.wall_clock = wall_clock
-        self._first = first
         self._attachments = tuple(attachments)
         self._dirty = True
         self._starting: set[str] = set()
         self._reading: set[str] = set()
-        self.register_theme(DARK)
-        self.register_theme(LIGHT)
-        self.theme = theme
-        self.set_keymap(self.keymap.overrides)
         self.chat_screen = ChatScreen(workspace)
 
     def get_default_screen(self) -> Screen[None]:
@@ -73,8 +66,6 @@ class ChatApp(App[None]):
             self.workspace.active.attach(attachment)
         self.set_interval(TICK_SECONDS, self.tick)
         self.set_interval(AUTOSAVE_SECONDS, self.workspace.autosave)
-        if self._first:
-            self.call_after_refresh(self.chat_screen.send, self._first)
 
     # Engines
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import ClassVar
 
-from textual.app import App, ScreenStackError
+from textual.app import ScreenStackError
 
 from mlxbatch.engine.snapshot import Snapshot
 from mlxbatch.errors import MlxbatchError
@@ -16,17 +16,17 @@ from mlxbatch.tui.engine.screen import EngineScreen
 from mlxbatch.tui.engine_link import EngineLink, LinkStatus
 from mlxbatch.tui.help_screen import HelpScreen
 from mlxbatch.tui.keymap import Keymap
-from mlxbatch.tui.themes import DARK, LIGHT
+from mlxbatch.tui.orderly_app import OrderlyApp
+from mlxbatch.tui.themes import DARK
 
 TICK_SECONDS = 0.5  # redraws between snapshots, so that a silent engine is seen to be silent
 
 
-class TopApp(App[None]):
+class TopApp(OrderlyApp):
     """Attaches to a running engine and shows it; starts none."""
 
     CSS_PATH = "app.tcss"
     TITLE = "mlxbatch top"
-    ENABLE_COMMAND_PALETTE = False
     BINDINGS: ClassVar = []
 
     def __init__(
@@ -37,14 +37,9 @@ class TopApp(App[None]):
         theme: str = DARK.name,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__()
-        self.keymap = keymap or Keymap()
+        super().__init__(keymap or Keymap(), theme)
         self.engine = EngineView(link)
         self._clock = clock
-        self.register_theme(DARK)
-        self.register_theme(LIGHT)
-        self.theme = theme
-        self.set_keymap(self.keymap.overrides)
 
     def get_default_screen(self) -> EngineScreen:
         return EngineScreen(lambda: self.engine, self.keymap, self._clock)
