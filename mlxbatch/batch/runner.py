@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -91,7 +90,6 @@ class BatchRunner:
         self._on_step = on_step
         self._on_drain = on_drain
         self._lines = due_lines(source, index, output.earlier.done, limit)
-        self._prefix = uuid.uuid4().hex[:8]
         self._jobs: dict[int, Job] = {}
         self._requests: dict[str, tuple[Job, int]] = {}  # request id -> its job, and its first output there
         self._tokens_ahead = 0
@@ -175,7 +173,7 @@ class BatchRunner:
                 output.logprobs = []
         self._jobs[item.line] = job
         for number, (token_ids, text) in enumerate(prompts):
-            request_id = f"{self._prefix}-{item.line}-{number}"
+            request_id = f"{item.line}-{number}"  # the same in a later run, which may take up what this one left
             job.request_ids.append(request_id)
             job.prompt_tokens += len(token_ids)
             self._tokens_ahead += len(token_ids)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlxbatch.cli.engine import add_process_flags
 from mlxbatch.config import EngineConfig
+from mlxbatch.errors import UsageError
 from mlxbatch.request import Priority
 from mlxbatch.settings import (
     Setting,
@@ -75,6 +76,11 @@ def add_parser(subparsers: Any) -> None:
         setting.add_to(sampling)
     add_engine_flags(parser)
     process = add_process_flags(parser)
+    process.add_argument(
+        "--keep-going",
+        action="store_true",
+        help="should this command be killed, its running requests go on in the engine; --resume takes their answers",
+    )
     process.add_argument(
         "--in-process", action="store_true", help="load the model in this process, shared with none; so does --trace"
     )
@@ -151,7 +157,10 @@ def engine_opener(args: argparse.Namespace, reporter: Reporter) -> OpenEngine:
     from mlxbatch.cli.engine import launch_options
 
     options = launch_options(args)
-    if args.in_process or args.trace is not None:
+    in_process = args.in_process or args.trace is not None
+    if args.keep_going and (in_process or args.output == "-"):
+        raise UsageError("--keep-going needs the engine process, and an output file (-o) that a later run resumes")
+    if in_process:
         return open_local_engine
 
     def open_shared_engine(config: EngineConfig, *, progress: Callable[[str], None], trace: bool) -> EngineClient:
@@ -163,6 +172,8 @@ def engine_opener(args: argparse.Namespace, reporter: Reporter) -> OpenEngine:
             priority=Priority.BATCH,
             kind="run",
             title=f"run:{name}",
+            session=f"run {Path(args.output).resolve()}" if args.keep_going else "",
+            orphan="continue" if args.keep_going else "cancel",
             options=options,
             on_status=lambda status: reporter.note(status.text),
             on_loading=lambda message: progress(message.stage),

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from e2e.fuzz_engine import fuzz
 from e2e.kill_engine import kill_rounds, tiny_model
-from e2e.shared_engine import Setup, shared
+from e2e.shared_engine import Setup, finish, records_of, shared, stop_all, watching
 from process_harness import runtime_in, scripted_launcher
 
 from mlxbatch import LLM, SamplingParams
@@ -112,3 +112,25 @@ def test_a_second_model_gets_what_the_first_leaves_and_a_third_hears_who_holds_i
     finally:
         for record in Registry(runtime).live():
             stop_engine(record, runtime, force=True)
+
+
+def test_a_killed_run_that_asked_to_keep_going_loses_no_token(tmp_path: Path) -> None:
+    """kill -9 the command in the middle of its answers: the resumed run takes them up from the engine."""
+    setup = Setup(tmp_path, tiny_model(tmp_path), run_requests=8, run_tokens=120, chat_tokens=1)
+    flags = ["-i", "in.jsonl", "-o", "out.jsonl", "--max-tokens", "120", "-q", "--keep-going"]
+    try:
+        run = setup.start("run", *flags)
+        with watching(setup) as watcher:
+            assert watcher.batch_started.wait(120)
+            run.kill()
+            run.communicate()
+        finish(setup.start("run", *flags, "--resume", "--stats", "stats.json"))
+        finish(setup.start("run", "-i", "in.jsonl", "-o", "alone.jsonl", "--max-tokens", "120", "-q"))
+        engine = ProcessEngine(Launcher(EngineConfig(model=setup.model), runtime=setup.runtime), kind="top")
+        counters = engine.snapshot().counters
+        engine.close()
+    finally:
+        stop_all(setup)
+    answers = [records_of((tmp_path / name).read_text()) for name in ("out.jsonl", "alone.jsonl")]
+    assert answers[0] == answers[1] and len(answers[0]) == 8
+    assert counters.requests_submitted == 16 and counters.requests_aborted == 0  # none of the 8 was begun twice
