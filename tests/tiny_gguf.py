@@ -14,7 +14,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import tiny_models
-from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter, RopeScalingType, TokenType
+from gguf import GGMLQuantizationType, GGUFWriter, RopeScalingType, TokenType
 from gguf.quants import quantize
 from mlx.utils import tree_flatten
 from mlx_lm.utils import _get_classes

@@ -70,7 +70,8 @@ def main() -> int:
         print(
             f"seqs {case['max_num_seqs']:2} budget {case['max_num_batched_tokens']:3} block {case['block_size']:2} "
             f"prefix {'on ' if case['prefix'] else 'off'} preemptions {stats['preemptions']:3}: "
-            f"{comparison.tokens} tokens, {comparison.ties} ties, {comparison.wrong} wrong, {time.time() - began:.0f} s",
+            f"{comparison.tokens} tokens, {comparison.ties} ties, {comparison.wrong} wrong, "
+            f"{time.time() - began:.0f} s",
             flush=True,
         )
     print(
