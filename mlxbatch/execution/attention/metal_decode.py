@@ -12,6 +12,7 @@ from mlxbatch.execution.attention.metal_work import (
     Constants,
     DecodeWork,
     decode_work,
+    ints_in,
     kv_inputs,
     kv_template,
     padded,
@@ -69,7 +70,7 @@ class DecodeKernels:
         num_queries = heads // kv_heads * q_len
         work = decode_work(layout, kv, self._chunk)
         tiles = query_tiles(num_queries, value_dim)
-        dims = self._constants.ints(
+        values = (
             kv_heads,
             heads // kv_heads,
             q_len,
@@ -81,6 +82,7 @@ class DecodeKernels:
             int(sinks is not None),
         )
         sink_logits = self._constants.no_sinks if sinks is None else padded(sinks.astype(mx.float32))
+        dims = ints_in(layout.stable, values)
         direct = not work.needs_merge
         shape = (rows, heads, q_len, value_dim)
         attended, stats = self._decode(

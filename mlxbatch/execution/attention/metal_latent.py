@@ -14,9 +14,9 @@ from mlxbatch.execution.attention.metal_work import (
     LOG2_E,
     NO_WINDOW,
     Constants,
-    chunk_ints,
     chunk_table,
     decode_work,
+    ints_in,
     row_lengths,
 )
 
@@ -82,9 +82,19 @@ class LatentKernels:
         work = decode_work(layout, kv, self._chunk)
         window = spec.window or NO_WINDOW
         shift = kv.block_size.bit_length() - 1
-        dims = self._constants.ints(
-            heads, q_len, shift, kv.tail_len, work.table_width, window, self._chunk, EVERYTHING, 0, q_len
+        values = (
+            heads,
+            q_len,
+            shift,
+            kv.tail_len,
+            work.table_width,
+            window,
+            self._chunk,
+            EVERYTHING,
+            0,
+            q_len,
         )
+        dims = ints_in(layout.stable, values)
         no_chunk = self._constants.nothing(kv.tail_k.dtype)
         attended, stats = self._launch(
             q_latent,
@@ -105,7 +115,7 @@ class LatentKernels:
             q_len,
         )
         if work.needs_merge:
-            merge_dims = self._constants.ints(1, heads, q_len, 0, 0, 0, 0, 0, 0)
+            merge_dims = ints_in(layout.stable, (1, heads, q_len, 0, 0, 0, 0, 0, 0))
             shape = (rows, heads, q_len, LATENT_DIM)
             attended = self._merge(
                 attended, stats, work, merge_dims, self._constants.no_sinks, shape, kv.tail_k.dtype
@@ -127,9 +137,9 @@ class LatentKernels:
         table = chunk_table(layout)
         rows = _Rows(
             table,
-            chunk_ints(layout, (layout.slot, layout.flushed, layout.first_block)),
-            chunk_ints(layout, (context,)),
-            chunk_ints(layout, (0, 0)),
+            ints_in(layout.step, (layout.slot, layout.flushed, layout.first_block)),
+            ints_in(layout.step, (context,)),
+            ints_in(layout.step, (0, 0)),
             1,
             True,
         )
@@ -151,7 +161,7 @@ class LatentKernels:
                 first,
                 count,
             )
-            dims = chunk_ints(layout, values)
+            dims = ints_in(layout.step, values)
             parts.append(self._launch(q_latent, q_rope, latent, rope, kv, rows, dims, spec, count)[0])
         attended = parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=2)
         return attended.astype(q_latent.dtype)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import e, log2
+from typing import Any
 
 import mlx.core as mx
 
@@ -99,12 +100,12 @@ def chunk_table(layout: ChunkLayout) -> mx.array:
     return layout.step[key]
 
 
-def chunk_ints(layout: ChunkLayout, values: tuple[int, ...]) -> mx.array:
-    """`values` on the device, shared by the layers that ask for the same in one step."""
+def ints_in(cache: dict[Any, Any], values: tuple[int, ...]) -> mx.array:
+    """`values` on the device, kept in a layout's `stable` or `step` and dropped with it."""
     key = ("metal", values)
-    if key not in layout.step:
-        layout.step[key] = int_array(values)
-    return layout.step[key]
+    if key not in cache:
+        cache[key] = int_array(values)
+    return cache[key]
 
 
 def score_factors(spec: AttentionSpec) -> tuple[float, float]:
@@ -115,18 +116,12 @@ def score_factors(spec: AttentionSpec) -> tuple[float, float]:
 
 
 class Constants:
-    """Small device arrays by value: a layer asks for the same ones at every step."""
+    """Small device arrays that layers ask for at every step, by value."""
 
     def __init__(self) -> None:
-        self._ints: dict[tuple[int, ...], mx.array] = {}
         self._floats: dict[tuple[float, ...], mx.array] = {}
         self._nothing: dict[mx.Dtype, mx.array] = {}
         self.no_sinks = float_array([])
-
-    def ints(self, *values: int) -> mx.array:
-        if values not in self._ints:
-            self._ints[values] = int_array(values)
-        return self._ints[values]
 
     def floats(self, *values: float) -> mx.array:
         if values not in self._floats:
