@@ -6,7 +6,7 @@ They never define `__len__` or `bits`, which mlx-lm tests for.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import mlx.core as mx
@@ -126,11 +126,19 @@ class LayerCache:
         keys, values = self._fresh_kv()
         return KVMarker(self, keys), KVMarker(self, values)
 
-    def attend(self, queries: mx.array, *, scale: float, mask: Any, sinks: mx.array | None) -> mx.array:
+    def attend(
+        self,
+        queries: mx.array,
+        *,
+        scale: float,
+        mask: Any,
+        sinks: mx.array | None = None,
+        softcap: float | None = None,
+    ) -> mx.array:
         """queries [T, Hq, 1, D] (or [1, Hq, n, D]) -> [T, Hq, 1, Dv] (or [1, Hq, n, Dv])."""
         if mask is not None and not isinstance(mask, MaskMarker):
             raise ModelError(f"the model changed its attention mask to {type(mask).__name__}")
-        spec = AttentionSpec(scale, mask.window if mask is not None and mask.window else self._window)
+        spec = AttentionSpec(scale, mask.window if mask is not None and mask.window else self._window, softcap)
         attention = self._attention
         return self._by_segments(
             (queries,),
@@ -190,12 +198,26 @@ class LatentLayerCache(LayerCache):
         if window_size:
             raise ModelError("latent attention within a sliding window is not supported")
 
+    def by_token(self) -> LatentLayerCache:
+        """The same layer for attention modules that are given a chunk as [n, 1] in place of [1, n]."""
+        inputs = self._inputs
+        rows = replace(inputs, flat=True, offset=inputs.offset + mx.arange(inputs.chunks[0].end))
+        return LatentLayerCache(self._layer, self._group, rows, self._attention, self._identity)
+
     def keys_and_values(self) -> tuple[Any, Any]:
         return KVMarker(self, self._fresh_kv()[0]), self._identity
 
-    def attend(self, queries: mx.array, *, scale: float, mask: Any, sinks: mx.array | None) -> mx.array:
+    def attend(
+        self,
+        queries: mx.array,
+        *,
+        scale: float,
+        mask: Any,
+        sinks: mx.array | None = None,
+        softcap: float | None = None,
+    ) -> mx.array:
         """queries [T, Hq, 1, 512], mask: rotary queries [T, Hq, 1, 64] times scale -> [T, Hq, 1, 512]."""
-        if not isinstance(mask, mx.array) or sinks is not None:
+        if not isinstance(mask, mx.array) or sinks is not None or softcap is not None:
             raise ModelError("latent attention was called in a form that mlxbatch does not know")
         spec, attention = AttentionSpec(scale), self._attention
         return self._by_segments(

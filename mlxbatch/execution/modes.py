@@ -22,6 +22,7 @@ from mlxbatch.errors import ModelError
 from mlxbatch.execution.attention.hook import KVMarker, install_hook
 from mlxbatch.execution.cache import MaskMarker
 from mlxbatch.execution.kv_layer import LayerShape
+from mlxbatch.execution.latent import attend_token_by_token, is_latent_attention
 from mlxbatch.scheduling.plan import GroupSpec
 
 _PROBE_ROWS = 3
@@ -125,7 +126,7 @@ def profile_model(model: nn.Module, block_size: int) -> ModelProfile:
     if any(not probe.attended for probe in attention):
         raise ModelError(f"mlxbatch cannot run models of type {name}: it computes attention by hand")
     if mode is Mode.SEGMENTED and any(probe.latent for probe in attention):
-        raise ModelError(f"mlxbatch cannot run models of type {name}: latent attention beside recurrent layers")
+        attend_token_by_token(model)
     return ModelProfile(
         mode=mode,
         entries=tuple(_entry(probe, attention, recurrent) for probe in probes),
@@ -175,7 +176,15 @@ class _ProbeCache:
             return KVMarker(self, keys), mx.eye(values.shape[3], dtype=values.dtype)[None, None]
         return KVMarker(self, keys), KVMarker(self, values)
 
-    def attend(self, queries: mx.array, *, scale: float, mask: Any, sinks: mx.array | None) -> mx.array:
+    def attend(
+        self,
+        queries: mx.array,
+        *,
+        scale: float,
+        mask: Any,
+        sinks: mx.array | None = None,
+        softcap: float | None = None,
+    ) -> mx.array:
         if self.latent != isinstance(mask, mx.array):
             raise ModelError(f"its attention mask is {type(mask).__name__}")
         self.windows.add((mask.window if isinstance(mask, MaskMarker) else None) or self.window)
@@ -185,10 +194,10 @@ class _ProbeCache:
 
 
 def _latent_layers(model: nn.Module, count: int) -> list[bool]:
-    """Which layers attend in the absorbed latent form: mlx-lm's modules for it have these two projections."""
+    """Which layers attend in the absorbed latent form."""
 
     def is_latent(module: nn.Module) -> bool:
-        return any(hasattr(m, "embed_q") and hasattr(m, "unembed_out") for _, m in module.named_modules())
+        return any(is_latent_attention(part) for _, part in module.named_modules())
 
     layers = list(getattr(model, "layers", []))
     if len(layers) != count:

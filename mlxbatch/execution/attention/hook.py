@@ -13,8 +13,16 @@ import mlx.core as mx
 
 
 class AttendingLayer(Protocol):
+    """`softcap`: scores s become tanh(s / softcap) * softcap; MLX's function has no such thing, adapters do."""
+
     def attend(
-        self, queries: mx.array, *, scale: float, mask: Any, sinks: mx.array | None
+        self,
+        queries: mx.array,
+        *,
+        scale: float,
+        mask: Any,
+        sinks: mx.array | None = None,
+        softcap: float | None = None,
     ) -> mx.array: ...
 
 
