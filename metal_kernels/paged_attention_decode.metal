@@ -26,7 +26,8 @@
 // Outputs   attended, Out: if DIRECT [R, Hk G, q_len, DV]; else [W, Hk G q_len, DV], unnormalised
 //           stats [W, Hk G q_len, 2] float: maximum (base 2) and sum; where the sum is 0 nothing was attended
 // Grid      (32 SIMDGROUPS query_tiles, Hk, W) threads, threadgroups of 32 SIMDGROUPS
-// Limits    block_size and tail_len multiples of 8, chunk of 16, 8 TILES DV floats <= 2 KB of registers a lane
+// Limits    block size and tail_len multiples of 8, chunk of 16; TILES DV up to 256 keeps the accumulators in 64
+//           registers a lane
 
 //@body
   constexpr int PIECE = 16 / sizeof(T);
