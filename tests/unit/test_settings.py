@@ -80,7 +80,12 @@ def test_every_field_of_the_config_but_its_seed_can_be_set() -> None:
         (["--dtype", "int8"], {}, {}, "--dtype: must be one of auto, float32"),
         (["--kv-memory", "4 apples"], {}, {}, "--kv-memory: cannot read '4 apples'"),
         ([], {"MLXBATCH_PREFIX_CACHING": "maybe"}, {}, "MLXBATCH_PREFIX_CACHING: must be true or false"),
-        ([], {}, {"gpu_memory_utilization": "much"}, "config.toml: [engine] gpu_memory_utilization: must be a number"),
+        (
+            [],
+            {},
+            {"gpu_memory_utilization": "much"},
+            "config.toml: [engine] gpu_memory_utilization: must be a number",
+        ),
         ([], {}, {"max_num_seqs": True}, "config.toml: [engine] max_num_seqs: must be a whole number"),
         ([], {}, {"max_num_seq": 4}, "unknown setting 'max_num_seq'; did you mean 'max_num_seqs'?"),
         ([], {}, {"model": 5}, "config.toml: [engine] model: must be text"),
@@ -106,7 +111,9 @@ def test_an_empty_variable_is_no_setting() -> None:
 
 def test_a_config_file_is_read(tmp_path: Path) -> None:
     path = tmp_path / "config.toml"
-    path.write_text('[engine]\nmodel = "m"\nkv_memory = "2GiB"\nchat_template_args = {k = 1}\n[run]\ntemperature = 0\n')
+    path.write_text(
+        '[engine]\nmodel = "m"\nkv_memory = "2GiB"\nchat_template_args = {k = 1}\n[run]\ntemperature = 0\n'
+    )
     loaded = Sources.load({}, path)
     config = engine_config(parsed(), loaded)
     assert (config.model, config.kv_memory, config.chat_template_args) == ("m", 2 * 2**30, {"k": 1})
