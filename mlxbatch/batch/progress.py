@@ -180,7 +180,9 @@ def _words(totals: RunTotals, rate: float, elapsed: float, gauges: Gauges) -> li
     if totals.failed:
         words.append(f"{totals.failed} failed")
     if totals.done and totals.remaining:
-        words.append(f"{format_seconds(elapsed / totals.done * totals.remaining)} left")
+        # A running request is half done on average; without these the first guesses are far too long.
+        done = min(totals.done + (gauges.rows or 0) / 2, totals.requests)
+        words.append(f"{format_seconds(elapsed / done * (totals.requests - done))} left")
     if gauges.rows is not None:
         words.append(f"rows {gauges.rows}" + (f"/{gauges.max_rows}" if gauges.max_rows else ""))
     if gauges.kv_share is not None:

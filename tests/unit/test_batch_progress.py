@@ -54,7 +54,7 @@ def test_plain_lines_come_now_and_then() -> None:
         totals.output_tokens = int((clock.now - 100) * 8)
     lines = out.getvalue().splitlines()
     assert lines[0] == "loading a model"
-    assert lines[1] == "2 of 100 done, 8 tok/s, 8 min 10 s left, rows 12/16, KV 25%"
+    assert lines[1] == "2 of 100 done, 8 tok/s, 1 min 55 s left, rows 12/16, KV 25%"  # 10 s for 2 and half of 12
     assert len(lines) == 1 + 6 + 1  # every ten seconds of the first minute, then every minute
 
 
