@@ -221,8 +221,11 @@ def test_a_dead_client_leaves_no_request_behind(tmp_path: Path) -> None:
         alive.send(ask("mine"))
         alive.until(Accepted)
         dead.close()
+        while server.on_loop(lambda: len(server.server._clients)) > 1:
+            pass
         gate.open()
         assert alive.answers(1)["mine"][0] == text_of("hello")
+        assert engine.tokens < 1000  # of 24,000 that nobody would read
         alive.send(StatsRequest(call=1))
         alive.until(Stats)
         assert not engine.running and not engine.waiting
