@@ -2,9 +2,9 @@
 
     .venv/bin/python tests/tui/tmux_session.py            # look on, and write tests/tui/session/*.txt
 
-Three tabs answer at once, one is stopped, one regenerated; then quit, open again, search. Each step waits for
-what it expects on the screen and fails with the screen as it was. Figures and times on the screens differ from
-run to run, so they are kept to be read, not compared.
+Three tabs answer at once, one is stopped, one regenerated; then quit, open again, kill -9, open again, search.
+Each step waits for what it expects on the screen and fails with the screen as it was. Figures and times on the
+screens differ from run to run, so they are kept to be read, not compared.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -122,10 +123,24 @@ def play(folder: Path, keep: Callable[[str, str], None]) -> None:
         assert "1 Write a long story" in first(terminal.screen())
         assert "interrupted" not in terminal.screen()
 
+        terminal.press("C-r")
+        terminal.wait(
+            "a third version to stream", lambda s: "‹ 3/3 ›" in s and re.search(r"· \d+ tok ", s) is not None
+        )
+        terminal.type("half a thou")
+        terminal.wait("the draft", lambda screen: "half a thou" in screen)
+        time.sleep(1.2)  # streamed text is saved every second
+        os.kill(int(terminal.tmux("display-message", "-p", "#{pane_pid}")), signal.SIGKILL)
+        terminal.wait("the interface to end", lambda screen: terminal.ended())
+        terminal.tmux("respawn-pane", "-k", *chat)
+        killed = terminal.wait("tabs, draft and answer", lambda s: "half a thou" in s and "■ interrupted" in s)
+        assert "‹ 3/3 ›" in killed
+        keep("6_killed", killed)
+
         terminal.press("C-s")
         terminal.wait("the history", lambda screen: "─ history ─" in screen)
         terminal.type("explain rain")
-        keep("6_search", terminal.wait("a hit", lambda s: s.count("Explain how rain forms.") >= 2))
+        keep("7_search", terminal.wait("a hit", lambda s: s.count("Explain how rain forms.") >= 2))
         terminal.press("Enter")
         terminal.wait("the chat that was found", lambda screen: "┃ Explain how rain forms." in screen)
         terminal.press("C-q")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable
 from datetime import datetime
@@ -103,6 +104,7 @@ class ChatScreen(Screen[None]):
         self._jump_hint = LineView(id="jump-hint")
         self._status = LineView(id="status-line")
         self._panes: dict[int, tuple[Transcript, Composer]] = {}  # by chat
+        self._showing = asyncio.Lock()
         self._sidebar_wanted = True
         self._flash = ""
         self._flash_until = 0.0
@@ -145,12 +147,13 @@ class ChatScreen(Screen[None]):
         return self._panes[chat.id]
 
     async def show_active(self) -> None:
-        """Put the workspace's active tab on show."""
-        transcript, composer = self._pane()
-        if transcript.parent is None:
-            await self._transcripts.mount(transcript)
-            await self._composers.mount(composer)
-        self._transcripts.current, self._composers.current = transcript.id, composer.id
+        """Put the workspace's active tab on show. One call at a time: mounting takes several turns of the loop."""
+        async with self._showing:
+            transcript, composer = self._pane()
+            if transcript.parent is None:
+                await self._transcripts.mount(transcript)
+                await self._composers.mount(composer)
+            self._transcripts.current, self._composers.current = transcript.id, composer.id
         self.command_list.close()
         composer.completing = False
         composer.focus()
