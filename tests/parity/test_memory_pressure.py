@@ -145,3 +145,25 @@ def test_a_request_that_only_fits_without_pressure_takes_memory_back(drill: Any)
     assert comparison.ok, comparison
     assert full // 20 < scheduler.kv.budget <= full
     engine.close()
+
+
+def test_a_request_that_outgrows_a_cut_budget_takes_memory_back(drill: Any) -> None:
+    loaded, prompts, _ = drill
+    engine = engine_for(loaded)
+    scheduler = engine.core.scheduler
+    full = scheduler.kv.budget
+    prompt = prompts[2]
+    engine.submit(Request("grows", tuple(prompt), SamplingParams(temperature=0, max_tokens=150, ignore_eos=True)))
+    tokens: list[int] = []
+    cut = 0
+    while engine.has_unfinished:
+        tokens += [t for delta in engine.poll() for t in delta.token_ids]
+        scheduler.check()
+        if not cut and len(tokens) >= 5:
+            cut = scheduler.set_kv_budget(1)
+    assert 1 < cut < scheduler.kv.budget < full
+    assert scheduler.num_preemptions == 0, "nothing is gained by preempting a request that runs alone"
+    comparison = Comparison()
+    comparison.add("grows", tokens, greedy(loaded.model, prompt, 150))
+    assert comparison.ok, comparison
+    engine.close()
