@@ -10,6 +10,7 @@ from mlx.utils import tree_flatten
 
 from mlxbatch.config import DType
 from mlxbatch.errors import ModelError
+from mlxbatch.models.adapters import adapt
 from mlxbatch.models.directory_model import read_directory_model
 from mlxbatch.models.gguf_model import read_gguf_model
 from mlxbatch.models.loaded import LoadedModel
@@ -46,6 +47,7 @@ def load_model(
     files = list(parts.files)
     if adapter is not None:
         files += apply_adapter(parts.model, resolve_adapter(adapter, report), wanted)
+    adapt(parts.model)
     parts.model.eval()
     mx.eval(parts.model.parameters())
     return LoadedModel(

@@ -79,7 +79,16 @@ class Assembly:
             "active_bytes": use.active,
             "peak_bytes": use.peak,
             "attention": self.model_facts.attention,
+            "mode": str(self.runner.profile.mode),
+            "prefix_caching": self.scheduler.kv.prefix_caching,
+            "state_bytes_per_sequence": self.runner.profile.state_bytes,
         }
+
+    def notes(self, config: EngineConfig) -> list[str]:
+        """What the engine does not do although the configuration asks for it."""
+        if config.prefix_caching and not self.scheduler.kv.prefix_caching:
+            return [f"prefix caching is off: {self.loaded.name} has recurrent layers"]
+        return []
 
     def release(self) -> None:
         """Drop what holds memory; the facts stay."""
@@ -211,6 +220,8 @@ def _memory_budget(
         activations=activations,
         tails=2 * runner.kv.tail_bytes(slots),
         pending=config.max_num_batched_tokens * runner.kv.bytes_per_token,
+        # Twice: a step stores states into copies of these arrays. One slot more is scratch.
+        state=2 * (slots + 1) * runner.profile.state_bytes,
         buffer_cache=buffer_cache_bytes(physical_memory()),
         others=reserved_elsewhere,
         layers=max(1, len(runner.kv.layers)),

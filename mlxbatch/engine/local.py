@@ -52,6 +52,9 @@ class LocalEngine:
         if loaded is None:
             loaded = load_for(config, progress or (lambda stage: None))
         parts = assemble(config, loaded, reserved_elsewhere, tuned=tuned)
+        if progress is not None:
+            for note in parts.notes(config):
+                progress(note)
         self._parts: Assembly | None = parts
         self._core = EngineCore(
             parts.scheduler, parts.runner, parts.loaded.tokenizer, trace=self._trace, observe=parts.observe

@@ -11,6 +11,8 @@ from typing import Any, Protocol
 
 import mlx.core as mx
 
+from mlxbatch.errors import ModelError
+
 
 class AttendingLayer(Protocol):
     """`softcap`: scores s become tanh(s / softcap) * softcap; MLX's function has no such thing, adapters do."""
@@ -37,7 +39,8 @@ class KVMarker:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return tuple(self.fresh.shape)
+        """Refused: a model that asks would take the length of this step's keys for that of the context."""
+        raise ModelError("it reads the length of the context from the keys that attention holds")
 
     @property
     def dtype(self) -> mx.Dtype:
