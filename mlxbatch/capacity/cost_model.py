@@ -6,13 +6,11 @@ import math
 import statistics
 from typing import Protocol
 
-from mlxbatch.capacity.saturation import padded_rows
 
 DRIFT_RATE = 0.02  # share of each (bounded) error that the correction takes over
 DRIFT_BOUND = 0.3  # a step counts as at most this far off, in log time: a hiccup moves the correction by 0.6%
 DRIFT_LIMIT = math.log(1000.0)
 FIRST_STEPS = 5  # their median is taken over as it is, so that a source that is far off is soon corrected
-ROWS_LOOKED_AT = 64  # padding looks no further
 
 
 class StepTimes(Protocol):
@@ -72,7 +70,6 @@ class StepCostModel:
         self.source = source  # "tuned", "chip table" or "guess", for the display
         self.decode_drift = Drift()
         self.mixed_drift = Drift()
-        self._padded: dict[int, int] | None = None
 
     def _drift(self, prefill_tokens: int) -> Drift:
         return self.mixed_drift if prefill_tokens else self.decode_drift
@@ -119,9 +116,3 @@ class StepCostModel:
             if fits(size):
                 best = size
         return best
-
-    def padded_rows(self, rows: int) -> int:
-        """How many rows a decode step of `rows` should run: more, where a later stair is cheaper."""
-        if self._padded is None:
-            self._padded = padded_rows({r: self.times.seconds(r) for r in range(1, ROWS_LOOKED_AT + 1)})
-        return self._padded.get(rows, rows)

@@ -105,13 +105,3 @@ def test_no_room_at_all_and_room_for_everything() -> None:
     model = roofline_model()
     assert model.prefill_budget(8, 1000, 1e-4, most=512) == 0
     assert model.prefill_budget(8, 1000, 1e4, most=500) == 500
-
-
-def test_decode_rows_are_padded_where_that_is_cheaper() -> None:
-    model = roofline_model()
-    seconds = {r: model.times.seconds(r) for r in range(1, 65)}
-    for rows in (1, 5, 11, 14, 33):
-        padded = model.padded_rows(rows)
-        assert padded >= rows
-        assert seconds[padded] == min(seconds[r] for r in range(rows, 65))
-    assert model.padded_rows(100) == 100
