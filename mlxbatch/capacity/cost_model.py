@@ -6,7 +6,6 @@ import math
 import statistics
 from typing import Protocol
 
-
 DRIFT_RATE = 0.02  # share of each (bounded) error that the correction takes over
 DRIFT_BOUND = 0.3  # a step counts as at most this far off, in log time: a hiccup moves the correction by 0.6%
 DRIFT_LIMIT = math.log(1000.0)

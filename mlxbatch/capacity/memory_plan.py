@@ -11,6 +11,7 @@ from mlxbatch.capacity.model_shape import ModelShape, Quantization
 from mlxbatch.units import format_bytes
 
 MOST_SEQUENCES = 4096
+MOST_MACHINES = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,13 +124,24 @@ class MemoryPlan:
                 lighter = replace(self, weight_quantization=Quantization(bits))
                 verdict = "fits" if lighter.fits else f"still lacks {format_bytes(lighter.missing)}"
                 ways.append(f"{bits}-bit weights: {format_bytes(lighter.weights)}; {verdict}")
-        half = (self.weights + self.kv.total) // 2 + self.activations + self.buffer_cache
-        verdict = "fits" if half <= self.usable else "does not fit either"
-        ways.append(
-            f"two such machines, half the layers on each: {format_bytes(half)} of {format_bytes(self.usable)} "
-            f"each, {verdict} (mlxbatch itself runs on one)"
-        )
+        ways.append(self._more_machines())
         return ways
+
+    def _more_machines(self) -> str:
+        """Two machines with half the layers each, or as many as it takes."""
+        shared, own = self.weights + self.kv.total, self.activations + self.buffer_cache
+        room = self.usable - own
+        count = max(2, -(-shared // room)) if room > 0 else 0
+        if not 2 <= count <= MOST_MACHINES:
+            return f"no {MOST_MACHINES} such machines hold it"
+        words = (
+            "two such machines, half the layers" if count == 2 else f"{count} such machines, an equal share of layers"
+        )
+        each = -(-shared // count) + own
+        return (
+            f"{words} on each: {format_bytes(each)} of {format_bytes(self.usable)} each "
+            "(mlxbatch itself runs on one machine)"
+        )
 
 
 def _largest(fits: Callable[[int], bool], limit: int) -> int:

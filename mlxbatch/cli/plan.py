@@ -105,6 +105,8 @@ def _rows(plan: MemoryPlan, chip: Chip | None, tpot_target: str | None) -> RowsP
     target = parse_seconds(tpot_target) if tpot_target else None
     fitting = max(1, min(MOST_ROWS, plan.most_sequences))
     rows = plan_rows(roof, plan.shape, plan.work.context, tpot_target=target, most=fitting)
+    if plan.most_sequences == 0:
+        return replace(rows, cap=replace(rows.cap, reason="not even one sequence fits"))
     if rows.cap.rows == fitting < MOST_ROWS:
         return replace(rows, cap=replace(rows.cap, reason="as many as fit into memory"))
     return rows
