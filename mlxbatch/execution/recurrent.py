@@ -63,10 +63,11 @@ class RecurrentStates:
                 arrays[index] = _set_rows(array, slots, state)
 
     def reset(self, slots: Sequence[int]) -> None:
-        """Zero the states of `slots`."""
+        """Zero the states of `slots`. Some may be gone: their rows were preempted before the step began."""
+        slots = [slot for slot in slots if slot < self.num_slots]
         if not slots or not self._arrays:
             return
-        index = mx.array(list(slots))
+        index = mx.array(slots)
         for arrays in self._arrays:
             arrays[:] = [
                 None if a is None else _set_rows(a, index, mx.zeros((len(slots), *a.shape[1:]), a.dtype))
