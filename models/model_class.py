@@ -10,6 +10,7 @@ import mlx.nn as nn
 from mlx_lm.utils import MODEL_REMAPPING, _get_classes
 
 from mlxbatch.errors import ModelError
+from mlxbatch.models.support import check_supported
 
 _MAX_LAYERS = 4096
 _MAX_WIDTH = 1 << 24
@@ -57,11 +58,12 @@ def build_model(config: dict[str, Any], path: Path) -> nn.Module:
 
 
 def model_classes(config: dict[str, Any]) -> tuple[Any, Any]:
-    """mlx-lm's (Model, ModelArgs) for a configuration. Raises ModelError naming the type."""
+    """mlx-lm's (Model, ModelArgs) for a configuration. Raises ModelError naming the type, and why if it is refused."""
     model_type = config["model_type"]
+    known = MODEL_REMAPPING.get(model_type, model_type)
+    check_supported(known)
     try:
         model_class, args_class = _get_classes(config)
     except Exception:
-        known = MODEL_REMAPPING.get(model_type, model_type)
         raise ModelError(f"model type {model_type!r} is not supported: mlx-lm has no {known!r}") from None
     return model_class, args_class

@@ -17,12 +17,16 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_map
+from mlx_lm.models.bitlinear_layers import BitLinear
 from mlx_lm.models.cache import make_prompt_cache
+from metal_only import use_plain_operations
 from mlx_lm_families import VOCAB, build
 from step_driver import GREEDY, DrivenSequence, StepDriver
 
 from mlxbatch.execution.model_runner import ModelRunner, ModelStep
+from mlxbatch.execution.modes import ModelProfile, profile_model
 from mlxbatch.models.adapters import adapt
+from mlxbatch.models.support import check_supported
 from mlxbatch.scheduling.plan import BlockTable, KVView, SampleRow, StepPlan
 
 BLOCK_SIZE = 4
@@ -31,6 +35,9 @@ PROMPTS = (21, 9, 13)
 LENGTHS = (34, 22, 24)  # tokens of each sequence: prompt and then one decode step for each
 _DAMAGED_STEPS = 3
 NO_ROWS = mx.zeros((0,), mx.int32)
+
+# Families whose decode with mlx-lm's cache differs from mlx-lm's forward pass without one: compared with the latter.
+WITHOUT_CACHE = {"plamo3": "mlx-lm's cache is one position shorter than its window"}
 
 Logits = dict[tuple[int, int], np.ndarray]  # (sequence, position) -> [vocab]
 Damage = Callable[[StepPlan], StepPlan]
@@ -55,9 +62,13 @@ class Parity:
 def tiny_model(name: str) -> nn.Module:
     """A family's tiny model in float32. Parameters that start as constants (sinks, router biases, norms) get
     noise, so that they matter."""
+    use_plain_operations()
     mx.random.seed(7)
     model = build(name)
     model.update(tree_map(_noisy_float32, model.parameters()))
+    for _, module in model.named_modules():
+        if isinstance(module, BitLinear):  # as layers of floats start
+            module.weight_scale = mx.array([module.in_features**-0.5])
     model.eval()
     mx.eval(model.parameters())
     return model
@@ -65,13 +76,22 @@ def tiny_model(name: str) -> nn.Module:
 
 def check_family(name: str) -> Parity:
     """Raises ModelError if mlxbatch refuses the family."""
-    return check_model(tiny_model(name))
+    check_supported(name)
+    return check_model(tiny_model(name), cached=name not in WITHOUT_CACHE)
 
 
-def check_model(model: nn.Module) -> Parity:
+def profile_family(name: str) -> tuple[str, tuple[str, ...]]:
+    """Mode and kinds of layers, found without computing anything. Raises ModelError if the family is refused."""
+    check_supported(name)
+    model = tiny_model(name)
+    adapt(model)
+    return _described(profile_model(model, BLOCK_SIZE))
+
+
+def check_model(model: nn.Module, *, cached: bool = True) -> Parity:
     numbers = random.Random(1)
     tokens = [[numbers.randrange(3, VOCAB) for _ in range(length)] for length in LENGTHS]
-    oracle = _alone(model, tokens)
+    oracle = _alone(model, tokens) if cached else _alone_at_once(model, tokens)
     adapt(model)
     runner = ModelRunner(model, block_size=BLOCK_SIZE, row_sizes=(4, 8))
     scale = max(float(np.abs(row).max()) for row in oracle.values())
@@ -88,17 +108,28 @@ def check_model(model: nn.Module) -> Parity:
     expected = {(s, p) for s, length in enumerate(LENGTHS) for p in range(length - 1)}
     if set(whole) != expected:
         raise AssertionError("the batched run left positions out")
+    mode, kinds = _described(runner.profile)
     return Parity(
-        mode=str(runner.profile.mode),
-        kinds=tuple(f"{group.name} x{len(group.layers)}" for group in runner.groups)
-        + ((f"recurrent x{len(runner.profile.states)}",) if runner.profile.states else ()),
+        mode=mode,
+        kinds=kinds,
         error=error(whole),
         sampled=error(run(every=False)),
         controls={label: error(run(damage)) for label, damage in _controls(runner).items()},
     )
 
 
+def _described(profile: ModelProfile) -> tuple[str, tuple[str, ...]]:
+    """A window's length is the tiny model's own and says nothing of the family."""
+    names = [group.name.partition("-")[0] for group in profile.groups]
+    kinds = [f"{len(g.layers)} {name}" for g, name in zip(profile.groups, names, strict=True)]
+    if profile.states:
+        kinds.append(f"{len(profile.states)} recurrent")
+    return str(profile.mode), tuple(kinds)
+
+
 def _noisy_float32(array: mx.array) -> mx.array:
+    if array.dtype == mx.uint8:  # four ternary weights in a byte
+        return sum(mx.random.randint(0, 3, array.shape) << shift for shift in (0, 2, 4, 6)).astype(mx.uint8)
     if not mx.issubdtype(array.dtype, mx.floating):
         return array
     constant = bool((array.max() == array.min()).item())
@@ -115,6 +146,11 @@ def _alone(model: nn.Module, tokens: list[list[int]]) -> Logits:
         for position, row in enumerate(np.array(mx.concatenate(parts).astype(mx.float32))):
             logits[number, position] = row
     return logits
+
+
+def _alone_at_once(model: nn.Module, tokens: list[list[int]]) -> Logits:
+    rows = (np.array(model(mx.array([ids[:-1]]))[0].astype(mx.float32)) for ids in tokens)
+    return {(number, position): row for number, own in enumerate(rows) for position, row in enumerate(own)}
 
 
 def _batched(runner: ModelRunner, tokens: list[list[int]], damage: Damage | None, every: bool) -> Logits:
