@@ -48,7 +48,7 @@ class Admission:
         needs = kv.blocks_for(len(seq.token_ids), self._max_chunk)
         held = [sum(1 for block_id in ids if block_id is not None) for ids in hit]
         revived = kv.hits_to_revive(hit)
-        spare = max(len(running), min(pool.num_blocks for pool in kv.pools) // 100) if running else 0
+        spare = max(len(running), min((pool.num_blocks for pool in kv.pools), default=0) // 100) if running else 0
         totals = []
         for group in range(len(kv.pools)):
             outstanding = sum(self._outstanding(other, group) for other in running)

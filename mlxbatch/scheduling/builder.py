@@ -75,7 +75,7 @@ class StepBuilder:
             chunks.append(row)
             end += size
             forks = children.get(seq.seq_id, ())
-            if any(row.new_blocks):
+            if seq.num_computed + size - row.view.flushed >= self._kv.block_size:
                 pending.add(seq.seq_id)
                 pending.update(child.seq_id for child in forks)
             seq.num_computed += size
