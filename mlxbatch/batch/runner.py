@@ -74,9 +74,10 @@ class BatchRunner:
         interrupt: Interrupt | None = None,
         on_step: Callable[[RunTotals], None] = lambda totals: None,
         on_drain: Callable[[int], None] = lambda running: None,
+        on_error: Callable[[int, str], None] = lambda line, message: None,
     ) -> None:
         """`rows` is what the engine runs at once, where that is known. `on_drain` gets the number of requests
-        that are finished before the run ends."""
+        that are finished before the run ends, `on_error` the line and the message of every error record."""
         pending = pending_lines(index, output.earlier.done, limit).requests
         self.totals = RunTotals(pending, output.earlier.answers, output.earlier.errors)
         self._client = engine
@@ -89,6 +90,7 @@ class BatchRunner:
         self._interrupt = interrupt or Interrupt()
         self._on_step = on_step
         self._on_drain = on_drain
+        self._on_error = on_error
         self._lines = due_lines(source, index, output.earlier.done, limit)
         self._jobs: dict[int, Job] = {}
         self._requests: dict[str, tuple[Job, int]] = {}  # request id -> its job, and its first output there
@@ -237,6 +239,7 @@ class BatchRunner:
 
     def _error_record(self, line: int, custom_id: str | int | None, error: LineError | RequestError) -> Any:
         code, message, param = error_fields(error)
+        self._on_error(line, message)
         return self._records.error(line, custom_id, code, message, param)
 
     def _finish(self, line: int, record: Any, *, failed: bool) -> None:

@@ -48,6 +48,7 @@ class RunOptions:
     limit: int | None = None
     stats: Path | None = None
     trace: Path | None = None
+    verbose: bool = False  # tell of every error record
 
     @property
     def output_name(self) -> str:
@@ -181,6 +182,7 @@ def _run_pending(
             on_drain=lambda running: reporter.note(
                 f"finishing {running} running requests; Ctrl-C again stops at once"
             ),
+            on_error=lambda line, message: reporter.note(f"line {line}: {message}") if options.verbose else None,
         )
         loaded = time.monotonic()
         try:

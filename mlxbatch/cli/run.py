@@ -89,7 +89,9 @@ def add_parser(subparsers: Any) -> None:
     reports.add_argument("--trace", metavar="FILE", help="write steps and requests as a Chrome trace")
     RUN_SETTINGS[2].add_to(reports)
     reports.add_argument("-q", "--quiet", action="store_true", help="only errors on standard error")
-    reports.add_argument("-v", "--verbose", action="store_true", help="more on standard error")
+    reports.add_argument(
+        "-v", "--verbose", action="store_true", help="every error, and where in the code a failure was"
+    )
 
 
 def _positive(value: str) -> int:
@@ -149,6 +151,7 @@ def run_options(args: argparse.Namespace, settings: Mapping[str, Any], config: E
         limit=args.limit,
         stats=_path(args.stats),
         trace=_path(args.trace),
+        verbose=args.verbose,
     )
 
 

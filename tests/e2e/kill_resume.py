@@ -142,6 +142,8 @@ def main() -> None:
         rig = Rig(folder, command_for(options.engine, folder), options.requests, options.seed)
         while rig.tally.kills < options.cycles:
             rig.cycle()
+            if rig.tally.kills % 20 == 0:
+                print(f"{rig.tally.kills} of {options.cycles} kills", file=sys.stderr)
         if rig.out.exists():
             if rig.start(rig.out.name).wait() != 0:
                 raise SystemExit("the last resume failed")

@@ -215,6 +215,15 @@ def test_errors_can_have_a_file_of_their_own(bench: Bench, tmp_path: Path) -> No
         bench.run(resume=True)
 
 
+def test_a_verbose_run_tells_of_every_error(bench: Bench) -> None:
+    bench.write(*({"id": n, "prompt": "BREAK"} for n in range(20)))
+    assert bench.run() == 1
+    assert "scripted failure" not in bench.notes.getvalue()
+    assert bench.run(overwrite=True, verbose=True) == 1
+    assert bench.notes.getvalue().count("scripted failure") == 20
+    assert "line 7: scripted failure" in bench.notes.getvalue()
+
+
 def test_a_wholly_bad_file_loads_no_model(bench: Bench) -> None:
     bench.write({"id": 1, "prompt": 3}, {"id": 2, "prompt": "x", "foo": 1})
     assert bench.run() == 1
