@@ -1,0 +1,93 @@
+"""A sequence holds no more blocks of a window group than its window needs, and none is written in vain."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from memory_runner import MemoryRunner, next_token
+
+from mlxbatch.request import Request, SamplingParams
+from mlxbatch.scheduling.groups import KVMemory
+from mlxbatch.scheduling.plan import GroupSpec, StepPlan
+from mlxbatch.scheduling.scheduler import Scheduler
+
+FULL, WINDOW = 0, 1
+SIZES = [(4, 16, 16), (4, 10, 7), (8, 32, 64), (8, 9, 40)]  # block size, window, longest chunk
+WINDOWS = 8  # how many windows long a sequence gets, half of them prompt
+
+
+class Case:
+    """One sequence, run to its end."""
+
+    def __init__(self, block_size: int, window: int, chunk: int, prefix_caching: bool = True) -> None:
+        self.block_size, self.window, self.chunk = block_size, window, chunk
+        groups = (GroupSpec("full", (0,), None, 10), GroupSpec("window", (1,), window, 10))
+        self.kv = KVMemory(groups, block_size, 10_000, prefix_caching=prefix_caching)
+        self.runner = MemoryRunner(groups, block_size, 2 * block_size)  # raises if a row reads what is not there
+        self.num_prompt = self.num_new = window * WINDOWS // 2
+        self.scheduler = Scheduler(
+            self.kv,
+            max_num_seqs=1,
+            max_num_batched_tokens=chunk + 1,
+            max_model_len=self.num_prompt + self.num_new,
+            tail_len=2 * block_size,
+        )
+
+    def steps(self) -> Iterator[tuple[StepPlan, list[int | None]]]:
+        """Each plan, with the window group's blocks that the sequence holds while it runs, those of the chunk that
+        is being computed included."""
+        ids = [i % 50 for i in range(self.num_prompt)]
+        request = Request("0", tuple(ids), SamplingParams(max_tokens=self.num_new, ignore_eos=True))
+        [sequence] = self.scheduler.add(request)
+        while (plan := self.scheduler.plan(0.0)) is not None:
+            yield plan, list(sequence.memory.tables[WINDOW].ids) if plan.has_rows else []
+            self.scheduler.commit(plan, self.runner.launch(plan).result(), 0.0)
+        for _ in range(self.num_new):
+            ids.append(next_token(ids))
+        assert sequence.token_ids == ids
+
+
+def left_of_window(case: Case, number: int, position: int) -> bool:
+    """Whether `position`, which sees (position - window, position], sees nothing of block `number`."""
+    return (number + 1) * case.block_size - 1 <= position - case.window
+
+
+@pytest.mark.parametrize("prefix_caching", [True, False])
+@pytest.mark.parametrize("sizes", SIZES)
+def test_blocks_held_stay_within_the_window(sizes, prefix_caching):
+    case = Case(*sizes, prefix_caching)
+    most = -(-case.window // case.block_size) + 2
+    decodes = 0
+    for plan, held in case.steps():
+        count = sum(block_id is not None for block_id in held)
+        for row in (*plan.decode, *plan.chunks):
+            readable = row.view.tables[WINDOW]
+            assert sum(block_id is not None for block_id in readable.ids) <= most
+            if row.view.flushed > case.window:
+                assert len(row.view.tables[FULL].ids) == row.view.flushed // case.block_size
+        if plan.chunks:  # its own blocks are allocated before it runs, those that it reads are given back after
+            assert count <= most + case.chunk // case.block_size
+        elif plan.decode:
+            decodes += 1
+            assert count <= most
+    assert decodes >= case.num_new - 1
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+def test_blocks_left_of_the_window_are_never_flushed(sizes):
+    case = Case(*sizes)
+    skipped = 0
+    for plan, _ in case.steps():
+        for chunk in plan.chunks:
+            end = chunk.start + len(chunk.token_ids)
+            for index, block_id in enumerate(chunk.new_blocks[WINDOW]):
+                gone = left_of_window(case, chunk.view.flushed // case.block_size + index, end)
+                assert (block_id is None) == gone
+                skipped += gone
+            assert None not in chunk.new_blocks[FULL]
+        for tail in plan.flush.tail_blocks if plan.flush else ():
+            assert tail.block_ids[WINDOW] is not None or left_of_window(
+                case, tail.start // case.block_size, tail.start + 2 * case.block_size
+            )
+    assert skipped or case.chunk <= case.window, "chunks longer than the window must leave blocks out"
