@@ -16,10 +16,10 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
+from metal_only import use_plain_operations
 from mlx.utils import tree_map
 from mlx_lm.models.bitlinear_layers import BitLinear
 from mlx_lm.models.cache import make_prompt_cache
-from metal_only import use_plain_operations
 from mlx_lm_families import VOCAB, build
 from step_driver import GREEDY, DrivenSequence, StepDriver
 

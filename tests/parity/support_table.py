@@ -15,7 +15,7 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 
-from mlxbatch.execution.backend import prepare_backend
+from mlxbatch.execution.backend import prepare_backend  # noqa: E402
 
 prepare_backend()
 
@@ -27,6 +27,20 @@ from mlxbatch.models.adapters import adapter_names  # noqa: E402
 
 TABLE = Path(__file__).parents[2] / "mlxbatch" / "models" / "SUPPORT.md"
 REFUSED = "refused"
+EXPLANATION = f"""\
+- **packed**: all tokens of a step, prefill chunks and decode rows alike, in one forward pass.
+- **segmented**: models with recurrent layers. Decode rows in one pass, each prefill chunk in its own; the state is
+  kept by sequence, and prefix caching is off.
+- **adapter**: a small change of how the family's layers call attention, in `adapters/`.
+- **refused**: for the reason given, before any weights are read.
+
+The figure is the largest difference of any logit from mlx-lm's own forward pass of each sequence alone, over the
+largest logit: a tiny random model in float32 on the CPU, three sequences, prefill chunks and decode rows mixed,
+shuffled blocks of {BLOCK_SIZE} tokens. Up to {TOLERANCE:.0e} passes; the same run with positions off by one, or with
+blocks exchanged between sequences, must be off by ten times that. It says nothing of a family's tokenizer or
+templates, nor of Metal, whose kernels are checked when a model loads.
+
+Written by `python tests/parity/support_table.py --write`; a test compares it with the mlx-lm that is installed."""
 
 
 @dataclass(frozen=True)
@@ -72,31 +86,13 @@ def read_table() -> dict[str, Row]:
 def rendered(rows: list[Row]) -> str:
     running = [row for row in rows if row.mode != REFUSED]
     counts = {mode: sum(row.mode == mode for row in rows) for mode in ("packed", "segmented", REFUSED)}
-    return "\n".join(
-        [
-            "# Model families",
-            "",
-            f"mlx-lm {version('mlx-lm')} has {len(rows)} model files; mlxbatch runs {len(running)} of them with the "
-            f"same logits: {counts['packed']} packed, {counts['segmented']} segmented. {counts[REFUSED]} are refused "
-            "with the reason below. Written by `python tests/parity/support_table.py --write`.",
-            "",
-            "- **packed**: all tokens of a step, prefill chunks and decode rows alike, in one forward pass.",
-            "- **segmented**: models with recurrent layers. Decode rows in one pass, each prefill chunk in its own;",
-            "  the state is kept by sequence, and prefix caching is off.",
-            "- **adapter**: a small change of how the family's layers call attention, in `adapters/`.",
-            "",
-            "The figure is the largest difference of any logit from mlx-lm's own forward pass of each sequence alone,",
-            "over the largest logit: a tiny random model in float32 on the CPU, three sequences, prefill chunks and",
-            f"decode rows mixed, shuffled blocks of {BLOCK_SIZE} tokens. Up to {TOLERANCE:.0e} passes; the same run with",
-            "positions off by one, or with blocks exchanged between sequences, must be off by ten times that. It says",
-            "nothing of a family's tokenizer or templates, nor of Metal, whose kernels are checked when a model loads.",
-            "",
-            "| model file | mode | largest difference | layers of the tiny model, or reason |",
-            "| --- | --- | --- | --- |",
-            *(row.line for row in rows),
-            "",
-        ]
+    title = (
+        f"mlx-lm {version('mlx-lm')} has {len(rows)} model files. mlxbatch runs {len(running)} of them with the same "
+        f"logits, {counts['packed']} packed and {counts['segmented']} segmented, and refuses {counts[REFUSED]}."
     )
+    header = "| model file | mode | largest difference | layers of the tiny model, or reason |\n" + "| --- " * 4 + "|"
+    table = "\n".join([header, *(row.line for row in rows)])
+    return "\n\n".join(["# Model families", title, EXPLANATION, table]) + "\n"
 
 
 def main() -> int:
