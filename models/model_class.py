@@ -58,7 +58,7 @@ def build_model(config: dict[str, Any], path: Path) -> nn.Module:
 
 
 def model_classes(config: dict[str, Any]) -> tuple[Any, Any]:
-    """mlx-lm's (Model, ModelArgs) for a configuration. Raises ModelError naming the type, and why if it is refused."""
+    """mlx-lm's (Model, ModelArgs) for a configuration. Raises ModelError naming the type, and why it is refused."""
     model_type = config["model_type"]
     known = MODEL_REMAPPING.get(model_type, model_type)
     check_supported(known)

@@ -5,13 +5,14 @@ They never define `__len__` or `bits`, which mlx-lm tests for.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import mlx.core as mx
 
 from mlxbatch.errors import ModelError
+from mlxbatch.execution.attention.gathered import RowContext, chunk_row, decode_row
 from mlxbatch.execution.attention.hook import KVMarker
 from mlxbatch.execution.attention.layout import AttentionSpec, ChunkLayout, DecodeLayout, PagedAttention
 from mlxbatch.execution.kv_layer import KVLayer, PendingWrite, TailWrite
@@ -145,6 +146,25 @@ class LayerCache:
             lambda q, layout: attention.decode(q, self._after, layout, spec, sinks),
             lambda q, k, v, layout: attention.prefill(q, k, v, self._before, layout, spec, sinks),
         )
+
+    @property
+    def longest(self) -> int:
+        """Positions of the longest row of this pass, its own tokens included."""
+        inputs, group = self._inputs, self._group
+        lengths = inputs.decode[group].host_lengths if inputs.num_decode else ()
+        chunks = (chunk.layouts[group] for chunk in inputs.chunks)
+        return max([*lengths, *(layout.start + layout.num_tokens for layout in chunks)])
+
+    def contexts(self) -> Iterator[RowContext]:
+        """Every row's keys and values, decode rows first, for adapters that attend by themselves. Flat passes only."""
+        inputs, group = self._inputs, self._group
+        for row in range(inputs.num_decode):
+            yield decode_row(self._after, inputs.decode[group], row)
+        for chunk in inputs.chunks:
+            keys, values = (
+                array[chunk.begin : chunk.end].transpose(2, 1, 0, 3) for array in self._fresh_kv()
+            )
+            yield chunk_row(self._before, chunk.layouts[group], chunk.begin, keys, values)
 
     def _fresh_kv(self) -> tuple[mx.array, mx.array]:
         if self._fresh is None:

@@ -10,15 +10,16 @@ shapes each layer stores, which windows it uses, and whether the model lets the 
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache, make_prompt_cache
+from mlx_lm.models.cache import ArraysCache, CacheList, ChunkedKVCache, KVCache, RotatingKVCache, make_prompt_cache
 
 from mlxbatch.errors import ModelError
+from mlxbatch.execution.attention.gathered import RowContext
 from mlxbatch.execution.attention.hook import KVMarker, install_hook
 from mlxbatch.execution.cache import MaskMarker
 from mlxbatch.execution.kv_layer import LayerShape
@@ -26,6 +27,7 @@ from mlxbatch.execution.latent import attend_token_by_token, is_latent_attention
 from mlxbatch.scheduling.plan import GroupSpec
 
 _PROBE_ROWS = 3
+_PROBE_CONTEXT = 1  # positions of each row
 
 
 class Mode(enum.StrEnum):
@@ -176,6 +178,18 @@ class _ProbeCache:
             return KVMarker(self, keys), mx.eye(values.shape[3], dtype=values.dtype)[None, None]
         return KVMarker(self, keys), KVMarker(self, values)
 
+    @property
+    def longest(self) -> int:
+        return _PROBE_CONTEXT
+
+    def contexts(self) -> Iterator[RowContext]:
+        if self._fresh is None:
+            raise ModelError("a layer attends before it has stored its keys")
+        self.windows.add(self.window)
+        keys, values = self._fresh
+        for row in range(_PROBE_ROWS):
+            yield RowContext(row, row + 1, 0, 0, keys[row : row + 1], values[row : row + 1])
+
     def attend(
         self,
         queries: mx.array,
@@ -210,6 +224,8 @@ def _probe(cache: Any, latent: bool, name: str) -> Any:
         return _ProbeCache(None, latent)
     if type(cache) is RotatingKVCache and cache.keep == 0:
         return _ProbeCache(int(cache.max_size), latent)
+    if type(cache) is ChunkedKVCache:  # no position sees further back than a chunk
+        return _ProbeCache(int(cache.chunk_size), latent)
     if type(cache) is ArraysCache:
         return ArraysCache(len(cache.cache))
     if type(cache) is CacheList:

@@ -17,6 +17,7 @@ _ADAPTERS = {
     "gear": "gear",
     "gemma2": "gemma2",
     "gpt_bigcode": "gpt_bigcode",
+    "llama4": "llama4",
     "longcat_flash_ngram": "longcat_flash_ngram",
     "plamo": "plamo",
 }

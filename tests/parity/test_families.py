@@ -25,6 +25,7 @@ EVERY_KIND = (
     "gpt_oss",  # sinks, windows, experts
     "kimi_linear",  # latent beside state
     "llama",
+    "llama4",  # chunks of positions, adapter
     "longcat_flash_ngram",  # state of token ids, adapter
     "mamba2",  # state alone
     "mimo_v2_flash",  # K and V of different widths
@@ -75,7 +76,7 @@ def test_a_refused_family_is_named_with_its_reason(name):
     assert REASONS[name] in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["deepseek_v32", "deepseek_v41", "glm_moe_dsa", "llama4", "minimax_m3_vl"])
+@pytest.mark.parametrize("name", ["deepseek_v32", "deepseek_v41", "glm_moe_dsa", "minimax_m3_vl"])
 def test_what_is_refused_by_name_would_be_refused_by_what_it_does(name):
     with pytest.raises(ModelError, match=f"cannot run models of type {name}"):
         profile_model(build(name), 4)

@@ -49,8 +49,8 @@ class ReferenceAttention:
         spec: AttentionSpec,
         sinks: mx.array | None = None,
     ) -> mx.array:
-        keys = _context(kv.pool_k, kv.tail_k, k, layout, spec)
-        values = _context(kv.pool_v, kv.tail_v, v, layout, spec)
+        keys = chunk_context(kv.pool_k, kv.tail_k, k, layout, spec)
+        values = chunk_context(kv.pool_v, kv.tail_v, v, layout, spec)
         mask = _chunk_mask(layout, keys.shape[2], spec)
         if spec.softcap is None:
             return mx.fast.scaled_dot_product_attention(
@@ -86,8 +86,8 @@ class ReferenceAttention:
         layout: ChunkLayout,
         spec: AttentionSpec,
     ) -> mx.array:
-        latents = _context(kv.pool_k, kv.tail_k, latent, layout, spec).astype(mx.float32)
-        ropes = _context(kv.pool_v, kv.tail_v, rope, layout, spec).astype(mx.float32)
+        latents = chunk_context(kv.pool_k, kv.tail_k, latent, layout, spec).astype(mx.float32)
+        ropes = chunk_context(kv.pool_v, kv.tail_v, rope, layout, spec).astype(mx.float32)
         scores = _by_kv_head(q_latent * spec.scale, kv) @ latents.swapaxes(-1, -2)
         scores = scores + _by_kv_head(q_rope, kv) @ ropes.swapaxes(-1, -2)
         mask = _chunk_mask(layout, latents.shape[2], spec)
@@ -187,7 +187,7 @@ def _pool_values(
     return (by_block @ values).sum(axis=1)
 
 
-def _context(
+def chunk_context(
     pool: mx.array, tail: mx.array, fresh: mx.array, layout: ChunkLayout, spec: AttentionSpec
 ) -> mx.array:
     """Keys or values that a chunk sees, in order of position: pool, tail, its own [1, Hk, n, D]."""
