@@ -35,9 +35,14 @@ def run_engine(
     return outputs, stats
 
 
-def small_pool(loaded: LoadedModel, longest: int, **settings: Any) -> int:
-    """Bytes of KV memory that hold one sequence of `longest` tokens and half of another: rows get preempted."""
+def small_pool(loaded: LoadedModel, prompts: Sequence[Sequence[int]], new_tokens: int, **settings: Any) -> int:
+    """Bytes of KV memory that let all prompts start but not all of them grow: some rows get preempted when
+    `new_tokens` is well above the block size. Never less than the longest sequence needs alone."""
     engine = LocalEngine(EngineConfig(model=loaded.name, **settings), loaded=loaded)
     per_block = sum(group.bytes_per_block for group in engine.core.scheduler.kv.specs)
     engine.close()
-    return (longest * 3 // 2 // int(settings["block_size"]) + 2) * per_block
+    size = int(settings["block_size"])
+    alone = (max(map(len, prompts)) + new_tokens) // size
+    blocks = [tuple(prompt[:end]) for prompt in prompts for end in range(size, len(prompt) + 1, size)]
+    start = len(set(blocks) if settings.get("prefix_caching", True) else blocks) + len(prompts)
+    return (max(alone, start) + 2) * per_block

@@ -28,6 +28,7 @@ from mlxbatch.models import load  # noqa: E402
 from mlxbatch.request import SamplingParams  # noqa: E402
 
 ROWS, BLOCKS = (1, 4, 16), (8, 16, 32)
+LONG_ANSWER = 70  # two blocks of the largest size: what the small pool has no room for
 
 
 def main() -> int:
@@ -42,7 +43,8 @@ def main() -> int:
     began = time.time()
     oracle = [greedy(loaded.model, prompt, args.new_tokens) for prompt in prompts]
     print(f"mlx-lm alone: {time.time() - began:.0f} s")
-    params = SamplingParams(temperature=0, max_tokens=args.new_tokens, ignore_eos=True)
+    short = sorted(prompts, key=len)[:8]
+    long_oracle = [greedy(loaded.model, prompt, LONG_ANSWER) for prompt in short]
     total, failed = Comparison(), 0
     cases = []
     for rows, block, prefix in itertools.product(ROWS, BLOCKS, (True, False)):
@@ -56,12 +58,15 @@ def main() -> int:
     for case in cases[:: 9 if args.quick else 1]:
         settings = {key: case[key] for key in ("max_num_seqs", "max_num_batched_tokens", "block_size")}
         settings["prefix_caching"] = case["prefix"]
+        asked, wanted, new_tokens = prompts, oracle, args.new_tokens
         if case.get("small"):
-            settings["kv_memory"] = small_pool(loaded, max(lengths) + args.new_tokens, **settings)
+            asked, wanted, new_tokens = short, long_oracle, LONG_ANSWER
+            settings["kv_memory"] = small_pool(loaded, asked, new_tokens, **settings)
         began = time.time()
-        outputs, stats = run_engine(loaded, prompts, params, **settings)
+        params = SamplingParams(temperature=0, max_tokens=new_tokens, ignore_eos=True)
+        outputs, stats = run_engine(loaded, asked, params, **settings)
         comparison = Comparison()
-        for number, (got, want) in enumerate(zip(outputs, oracle, strict=True)):
+        for number, (got, want) in enumerate(zip(outputs, wanted, strict=True)):
             comparison.add(f"prompt {number}", got, want)
         total.tokens += comparison.tokens
         total.ties += comparison.ties

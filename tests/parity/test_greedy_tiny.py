@@ -63,16 +63,17 @@ def test_tokens_equal_mlx_lm(tiny, family, settings):
 def test_tokens_survive_preemption(tiny, family, prefix):
     loaded, prompts, oracle = tiny(family)
     settings = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "block_size": 8, "prefix_caching": prefix}
-    longest = max(len(prompt) for prompt in prompts) + NEW_TOKENS
+    answers = sorted(zip(prompts, oracle, strict=True), key=lambda pair: len(pair[0]))[:8]
+    prompts = [prompt for prompt, _ in answers]
     outputs, stats = run_engine(
         loaded,
         prompts,
         SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True),
-        kv_memory=small_pool(loaded, longest, **settings),
+        kv_memory=small_pool(loaded, prompts, NEW_TOKENS, **settings),
         **settings,
     )
     assert stats["preemptions"], "the pool must be too small for this test to mean something"
     comparison = Comparison()
-    for number, (got, want) in enumerate(zip(outputs, oracle, strict=True)):
+    for number, (got, (_, want)) in enumerate(zip(outputs, answers, strict=True)):
         comparison.add(f"{family} prompt {number}", got, want)
     assert comparison.ok, comparison
