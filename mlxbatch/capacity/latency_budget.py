@@ -9,6 +9,7 @@ from mlxbatch.scheduling.sequence import Sequence
 EVERY = 4  # steps after which a block is prefilled although the target leaves no room
 SPENT = 0.5  # share of the poorest row's credit that one step may spend
 BORROWED = 16  # tokens to come whose saving a row may be counted on for
+BORROWED_IN_HASTE = 256  # and when a prompt's time to first token is at stake
 LONGEST = 10.0  # no step is allowed more than this many times the target, however much credit there is
 
 
@@ -27,8 +28,9 @@ class LatencyBudget:
 
     - As many prompt tokens as the model says fit the allowance; all of them when no decode row is delayed.
     - No room: one block in every EVERY steps, reported off target, so that prompts always move on.
-    - `ttft_target` trades the other way: when the first prompt would miss it at this pace, its share is raised,
-      and the step is reported off target. A prompt that has missed it already gains nothing from haste.
+    - `ttft_target` trades the other way: when the first prompt would miss it at this pace, its share is raised, as
+      far as rows can make up for it over many tokens, and beyond that to its even share of the steps left; the
+      step is reported off target. A prompt that has missed it already gains nothing from haste.
     """
 
     def __init__(
@@ -64,13 +66,13 @@ class LatencyBudget:
             self.allowed = float("inf")
             return PrefillGrant(load.available)
         pace = self._cost.predict(rows, 0, context)
-        self.allowed = allowance = self._allowance(load, pace)
+        self.allowed = allowance = min(self._allowance(load, pace, BORROWED), LONGEST * (self._tpot or 0.0))
         if not load.prompts:
             return PrefillGrant(0, off_target=pace > allowance)
         size = self._cost.prefill_budget(
             rows, context, allowance, most=load.available, block_size=self._block, start=start
         )
-        hurried = min(load.available, self._hurried(load))
+        hurried = min(load.available, self._hurried(load, rows, context, start, pace))
         if hurried > size:
             self._without = 0
             return PrefillGrant(hurried, off_target=True)
@@ -84,30 +86,28 @@ class LatencyBudget:
         self._without = 0
         return PrefillGrant(min(self._block, load.available), off_target=True)
 
-    def _allowance(self, load: StepLoad, pace: float) -> float:
+    def _allowance(self, load: StepLoad, pace: float, borrowed: int) -> float:
         """Seconds that the step may take for the sake of its decode rows; `pace` is a step without prompts."""
         target = self._tpot or 0.0
         pace = min(pace, target)
-        return min((self._row_allowance(seq, load.now, target, pace) for seq in load.decodes), default=target)
+        return min(self._row_allowance(seq, load.now, target, pace, borrowed) for seq in load.decodes)
 
-    def _row_allowance(self, seq: Sequence, now: float, target: float, pace: float) -> float:
+    def _row_allowance(self, seq: Sequence, now: float, target: float, pace: float, borrowed: int) -> float:
         saved = 0.0
         if seq.first_token is not None:
             in_flight = self._predicted if seq.in_flight else 0.0
             saved = target * (seq.num_output_tokens - 1 + seq.in_flight) - (now - seq.first_token) - in_flight
         following = seq.max_length - seq.num_tokens - 1
-        credit = saved + (target - pace) * min(following, BORROWED)
+        credit = saved + (target - pace) * min(following, borrowed)
         if credit < -1e-9:
             return target  # it misses its target whatever this step does
         if following <= 0:
-            allowance = target + credit
-        elif following > BORROWED:
-            allowance = target + SPENT * credit
-        else:  # what was borrowed is due before long
-            allowance = pace + max(SPENT * credit, min(credit, target - pace))
-        return min(allowance, LONGEST * target)
+            return target + credit
+        if following > borrowed:
+            return target + SPENT * credit
+        return pace + max(SPENT * credit, min(credit, target - pace))  # what was borrowed is due before long
 
-    def _hurried(self, load: StepLoad) -> int:
+    def _hurried(self, load: StepLoad, rows: int, context: float, start: int, pace: float) -> int:
         """Tokens a step that the first prompt needs to meet its target; 0 if there is none or it is missed."""
         if self._ttft is None or self._tpot is None:
             return 0
@@ -115,5 +115,15 @@ class LatencyBudget:
         left = self._ttft - (load.now - first.request.arrival)
         if left <= 0.0:
             return 0
+        tokens = first.num_to_compute
         steps = max(1, int(left / self._tpot))
-        return -(-first.num_to_compute // (steps * self._block)) * self._block
+        even_share = -(-tokens // (steps * self._block)) * self._block
+        at_once = self._cost.predict(rows, tokens, context, prefill_context=start + tokens / 2)
+        if not at_once <= left < 2.0 * at_once:  # there is time, or it is too late
+            return even_share
+        allowance = self._allowance(load, pace, BORROWED_IN_HASTE)
+        most = min(tokens, load.available)
+        affordable = self._cost.prefill_budget(
+            rows, context, allowance, most=most, block_size=self._block, start=start
+        )
+        return max(even_share, affordable)
