@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from mlxbatch.errors import ModelError
 
-_BY_INDEX = "its sparse attention picks the keys of every token through an index kept beside them"
-
 # mlx-lm model file -> the reason, which completes "mlxbatch cannot run models of type X: "
 REFUSED: dict[str, str] = {
-    "deepseek_v32": _BY_INDEX,
     "deepseek_v41": "its layers keep compressed keys in a cache of their own kind",
-    "glm_moe_dsa": _BY_INDEX,
     "minimax_m3_vl": "its sparse attention picks blocks of keys through an index kept beside them",
     "muse_spark": "its layers exist as Metal kernels only, and have not been compared with mlx-lm",
     "olmo": "mlx-lm's own code for it fails on prompts of more than one token",

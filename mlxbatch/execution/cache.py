@@ -156,7 +156,7 @@ class LayerCache:
         return max([*lengths, *(layout.start + layout.num_tokens for layout in chunks)])
 
     def contexts(self) -> Iterator[RowContext]:
-        """Every row's keys and values, decode rows first, for adapters that attend by themselves. Flat passes only."""
+        """Every row's keys and values, decode rows first, for adapters that attend by themselves in flat passes."""
         inputs, group = self._inputs, self._group
         for row in range(inputs.num_decode):
             yield decode_row(self._after, inputs.decode[group], row)

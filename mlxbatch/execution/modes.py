@@ -27,7 +27,7 @@ from mlxbatch.execution.latent import attend_token_by_token, is_latent_attention
 from mlxbatch.scheduling.plan import GroupSpec
 
 _PROBE_ROWS = 3
-_PROBE_CONTEXT = 1  # positions of each row
+_LONG = 1 << 30  # as many positions as make any adapter attend by itself
 
 
 class Mode(enum.StrEnum):
@@ -180,7 +180,7 @@ class _ProbeCache:
 
     @property
     def longest(self) -> int:
-        return _PROBE_CONTEXT
+        return _LONG
 
     def contexts(self) -> Iterator[RowContext]:
         if self._fresh is None:

@@ -14,8 +14,10 @@ import mlx.nn as nn
 # mlx-lm model file -> module of this package with `adapt(model) -> None`
 _ADAPTERS = {
     "afm7": "afm7",
+    "deepseek_v32": "deepseek_v32",
     "gear": "gear",
     "gemma2": "gemma2",
+    "glm_moe_dsa": "deepseek_v32",
     "gpt_bigcode": "gpt_bigcode",
     "llama4": "llama4",
     "longcat_flash_ngram": "longcat_flash_ngram",

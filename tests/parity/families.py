@@ -59,12 +59,12 @@ class Parity:
         return max(self.error, self.sampled) <= TOLERANCE and min(self.controls.values()) > 10 * TOLERANCE
 
 
-def tiny_model(name: str) -> nn.Module:
+def tiny_model(name: str, **changes: Any) -> nn.Module:
     """A family's tiny model in float32. Parameters that start as constants (sinks, router biases, norms) get
     noise, so that they matter."""
     use_plain_operations()
     mx.random.seed(7)
-    model = build(name)
+    model = build(name, **changes)
     model.update(tree_map(_noisy_float32, model.parameters()))
     for _, module in model.named_modules():
         if isinstance(module, BitLinear):  # as layers of floats start

@@ -94,7 +94,7 @@ _LLAMA4_SCALED: Config = {
     "llama_4_scaling_beta": 0.1,
     "original_max_position_embeddings": 8,
 }
-_INDEXED: Config = {"index_head_dim": 16, "index_n_heads": 4, "index_topk": 6, "topk_method": "noaux_tc"}
+_INDEXED: Config = {"index_head_dim": 16, "index_n_heads": 16, "index_topk": 6, "topk_method": "noaux_tc"}
 _BY_LAYER_KIND: Config = {
     "sliding_attention": {"rope_theta": 1000.0, "rope_type": "default"},
     "full_attention": {"rope_theta": 10000.0, "rope_type": "default"},

@@ -107,16 +107,17 @@ def family_names() -> list[str]:
     return sorted(path.stem for path in folder.glob("*.py") if defines_model.search(path.read_text()))
 
 
-def config_of(name: str) -> dict[str, Any]:
-    """The tiny configuration of a family, as its config.json would hold it."""
-    config = {**COMMON, "model_type": name, **OVERRIDES.get(name, {})}
+def config_of(name: str, **changes: Any) -> dict[str, Any]:
+    """The tiny configuration of a family, as its config.json would hold it; `changes` go into the language model's
+    part of it."""
+    config = {**COMMON, "model_type": name, **OVERRIDES.get(name, {}), **changes}
     if name in WRAPPED:
         inner, extra = WRAPPED[name]
-        config["text_config"] = {**COMMON, "model_type": inner, **OVERRIDES.get(inner, {}), **extra}
+        config["text_config"] = {**COMMON, "model_type": inner, **OVERRIDES.get(inner, {}), **extra, **changes}
     return copy.deepcopy(config)  # some families write into theirs
 
 
-def build(name: str) -> nn.Module:
+def build(name: str, **changes: Any) -> nn.Module:
     """A tiny model of a family, with mlx-lm's own random weights. Raises what mlx-lm raises."""
     module = importlib.import_module(f"mlx_lm.models.{name}")
-    return module.Model(module.ModelArgs.from_dict(config_of(name)))
+    return module.Model(module.ModelArgs.from_dict(config_of(name, **changes)))
