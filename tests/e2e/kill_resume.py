@@ -70,8 +70,14 @@ class Rig:
         """Start or resume, kill, check."""
         before = _size(self.out)
         process = self.start(self.out.name)
+        if self.random.random() < 0.2:
+            delay = self.random.uniform(0, self.first_seconds)  # while it starts
+        else:
+            while process.poll() is None and _size(self.out) <= before:
+                time.sleep(0.002)
+            delay = self.random.uniform(0, self.whole_seconds - self.first_seconds)  # while it writes
         try:
-            code = process.wait(self.random.uniform(0.8 * self.first_seconds, 1.05 * self.whole_seconds))
+            code = process.wait(delay)
         except subprocess.TimeoutExpired:
             process.send_signal(signal.SIGKILL)
             process.wait()
@@ -134,7 +140,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cycles", type=int, default=200)
     parser.add_argument("--engine", choices=("fake", "tiny"), default="fake")
-    parser.add_argument("--requests", type=int, default=2000)
+    parser.add_argument("--requests", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="mlxbatch-kill-") as name:
