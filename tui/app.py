@@ -14,6 +14,7 @@ from textual.screen import Screen
 from mlxbatch.engine.snapshot import Snapshot
 from mlxbatch.errors import MlxbatchError
 from mlxbatch.history.records import Attachment
+from mlxbatch.settings import config_path
 from mlxbatch.tui.chat.screen import ChatScreen
 from mlxbatch.tui.chat.workspace import EngineView, Workspace
 from mlxbatch.tui.confirm import Confirm
@@ -141,17 +142,23 @@ class ChatApp(OrderlyApp):
 
     async def tick(self) -> None:
         """Bring the screen on show up to date, if anything may have changed."""
-        if not (self._dirty or self.workspace.streaming or self.chat_screen.flashing):
-            return
-        self._dirty = False
         try:
             screen = self.screen
         except ScreenStackError:  # the application is ending
             return
+        if not (self._dirty or self.workspace.streaming or self.chat_screen.flashing or self._engine_may_be_silent()):
+            return
+        self._dirty = False
         if isinstance(screen, EngineScreen):
             screen.sync()
         else:
             await self.chat_screen.sync()
+
+    def _engine_may_be_silent(self) -> bool:
+        """The engine screen says so when no snapshot comes: the one thing that changes without an event."""
+        engine = self.workspace.active_engine
+        age = self.workspace.clock() - engine.arrived
+        return isinstance(self.screen, EngineScreen) and engine.snapshot is not None and age > 1.5
 
     # Screens
 
@@ -176,7 +183,8 @@ class ChatApp(OrderlyApp):
 
     def action_help(self) -> None:
         if not isinstance(self.screen, HelpScreen):
-            self.push_screen(HelpScreen(self.keymap))
+            files = [("config.toml", str(config_path())), ("history", str(self.workspace.store.path))]
+            self.push_screen(HelpScreen(self.keymap, files))
 
     def _open_chat(self, request_key: str) -> None:
         for index, session in enumerate(self.workspace.sessions):

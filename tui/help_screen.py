@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 from textual.app import ComposeResult
@@ -16,6 +17,8 @@ from mlxbatch.tui.drawing import Line
 from mlxbatch.tui.keymap import ACTIONS, Keymap
 from mlxbatch.tui.verdict import EXPLANATIONS
 
+Files = Sequence[tuple[str, str]]  # what, and its path
+
 _MARK_MEANINGS = {
     "waiting": "waiting for a row",
     "prefill": "reading the prompt",
@@ -26,8 +29,8 @@ _MARK_MEANINGS = {
 }
 
 
-def help_lines(keymap: Keymap, width: int) -> list[Line]:
-    """Keys by place, commands, and what marks and verdicts mean."""
+def help_lines(keymap: Keymap, width: int, files: Files = ()) -> list[Line]:
+    """Keys by place, commands, what marks and verdicts mean, and where the user's files are."""
     lines: list[Line] = []
 
     def section(title: str) -> None:
@@ -58,33 +61,37 @@ def help_lines(keymap: Keymap, width: int) -> list[Line]:
     section("What limits the engine")
     for name, meaning in EXPLANATIONS.items():
         row(name, meaning)
-    section("Files")
-    row("config.toml", "[chat] theme, system, sampling; [chat.keymap] other keys", role="text")
+    if files:
+        section("Files ([chat] in config.toml sets theme, system and sampling, [chat.keymap] other keys)")
+        for name, path in files:
+            row(name, path, role="text")
     return [line.fit(width) if line.width > width else line for line in lines]
 
 
 class HelpText(Canvas):
-    def __init__(self, keymap: Keymap) -> None:
+    def __init__(self, keymap: Keymap, files: Files) -> None:
         super().__init__()
         self._keymap = keymap
-        self.styles.height = len(help_lines(keymap, 200))
+        self._files = files
+        self.styles.height = len(help_lines(keymap, 200, files))
 
     def draw(self, width: int, height: int) -> list[Line]:
-        return help_lines(self._keymap, width)
+        return help_lines(self._keymap, width, self._files)
 
 
 class HelpScreen(ModalScreen[None]):
     BINDINGS: ClassVar = [Binding("escape,f1,q,enter", "close", show=False)]
 
-    def __init__(self, keymap: Keymap) -> None:
+    def __init__(self, keymap: Keymap, files: Files = ()) -> None:
         super().__init__()
         self._keymap = keymap
+        self._files = files
 
     def compose(self) -> ComposeResult:
         with VerticalScroll(classes="dialog help") as dialog:
             dialog.border_title = "help"
             dialog.border_subtitle = "↑↓ PgUp PgDn scroll · Esc back"
-            yield HelpText(self._keymap)
+            yield HelpText(self._keymap, self._files)
 
     def on_mount(self) -> None:
         self.query_one(VerticalScroll).focus()

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
 import traceback
 from datetime import datetime
 
@@ -32,6 +37,15 @@ class OrderlyApp(App[None]):
         if theme not in self.available_themes:
             raise UsageError(f"there is no theme {theme!r}; there are: {', '.join(sorted(self.available_themes))}")
         self.theme = theme
+
+    def copy_to_clipboard(self, text: str) -> None:
+        """OSC 52 also reaches the clipboard of the machine that one has logged in from. macOS's Terminal ignores
+        it, hence pbcopy, unless this is a remote session, where it would fill the wrong clipboard."""
+        super().copy_to_clipboard(text)
+        pbcopy = shutil.which("pbcopy") if sys.platform == "darwin" else None
+        if pbcopy and not os.environ.get("SSH_CONNECTION"):
+            with contextlib.suppress(OSError, subprocess.SubprocessError):
+                subprocess.run([pbcopy], input=text.encode(), timeout=2, check=False)
 
     def _handle_exception(self, error: Exception) -> None:
         # Textual's own name for the hook; it has no public one.

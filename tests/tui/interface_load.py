@@ -269,12 +269,14 @@ async def watch_steps(folder: Path, model: str) -> None:
     link = link_factory(EngineConfig(model=model), LaunchOptions(), kind="top", start_engine=False)(model)
     await link.start()
     seen: dict[int, float] = {}
-    newest = -1
+    newest: int | None = None
 
     async def read() -> None:
         nonlocal newest
         async for event in link.events():
             if isinstance(event, Snapshot):
+                if newest is None:  # what the tape already holds belongs to an earlier round
+                    newest = max((mark.step for mark in event.steps), default=-1)
                 for mark in event.steps:
                     if mark.step > newest and mark.decode_rows == TABS and not mark.prefill_tokens:
                         seen[mark.step] = mark.seconds

@@ -44,6 +44,7 @@ class Stage:
         """Until all that was set in motion has reached the screen."""
         for _ in range(3):
             await self.pilot.pause()
+            self.workspace.autosave()  # at a known moment, whenever the timer would do it
             await self.app.tick()
         await self.pilot.pause()
 

@@ -44,13 +44,14 @@ class Composer(TextArea):
     def __init__(self, text: str, *, id: str, hint: str) -> None:
         super().__init__(text, id=id, classes="composer", soft_wrap=True, highlight_cursor_line=False, compact=False)
         self.completing = False  # commands are listed above
+        self.send_keys = frozenset({"enter"})
         self.border_title = "message"
         self.border_subtitle = hint
         self.cursor_blink = False
         self.move_cursor(self.document.end)
 
     async def _on_key(self, event: Key) -> None:
-        if event.key == "enter":
+        if event.key in self.send_keys:
             event.stop()
             event.prevent_default()
             self.post_message(self.Submitted(self, self.text))

@@ -26,11 +26,13 @@ def header_line(
     answer: Answer | None = None,
     version: tuple[int, int] = (1, 1),
     focused: bool = False,
+    now: float | None = None,
 ) -> Line:
-    """`answer` is given while the message streams; `version` is its place among its siblings."""
+    """`answer` is given while the message streams; `version` is its place among its siblings. With `now`, a
+    message of another day has its date."""
     line = Line()
     who = "you" if message.role == "user" else short_model(message.model) or "assistant"
-    when = datetime.fromtimestamp(message.created).strftime("%H:%M")
+    when = moment(message.created, message.created if now is None else now)
     parts: list[list[Piece]] = [[(who, "title")], [(when, "dim")]]
     if message.role == "assistant":
         parts += _figures(message, answer)
@@ -72,6 +74,14 @@ def thought_line(message: MessageRecord, *, folded: bool, thinking: bool) -> Lin
     tokens = f" ({count(figures.reasoning_tokens)} tok)" if figures.reasoning_tokens else ""
     verb = "thinking" if thinking else "thought"
     return Line(("▸ " if folded else "▾ ", "accent"), (f"{verb}{spent}{tokens}", "dim"))
+
+
+def moment(then: float, now: float) -> str:
+    """12:41 today, else the date before it."""
+    at, today = datetime.fromtimestamp(then), datetime.fromtimestamp(now)
+    if at.date() == today.date():
+        return at.strftime("%H:%M")
+    return at.strftime("%d %b %H:%M" if at.year == today.year else "%d %b %Y")
 
 
 def short_model(name: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from textual.app import ComposeResult
 from textual.containers import Vertical
@@ -20,6 +20,9 @@ from mlxbatch.tui.drawing import Line, printable
 from mlxbatch.tui.keymap import bindings
 from mlxbatch.tui.numbers import size
 
+if TYPE_CHECKING:
+    from mlxbatch.tui.app import ChatApp
+
 
 class HeaderLine(Canvas):
     """Redrawn whenever its message says so."""
@@ -30,7 +33,16 @@ class HeaderLine(Canvas):
 
     def draw(self, width: int, height: int) -> list[Line]:
         view = self._view
-        return [header_line(view.message, width, answer=view.answer, version=view.version, focused=view.has_focus)]
+        return [
+            header_line(
+                view.message,
+                width,
+                answer=view.answer,
+                version=view.version,
+                focused=view.has_focus,
+                now=view.app.wall_clock(),
+            )
+        ]
 
 
 class ThoughtHead(Canvas):
@@ -65,6 +77,8 @@ class MessageView(Vertical, can_focus=True):
         "message_up",
         "message_down",
     )
+
+    app: ChatApp
 
     class Command(Message):
         """The user wants something done with this message: copy, edit, branch, regenerate, up, down,

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
 
 from textual.content import Content
 
 from mlxbatch.engine.snapshot import Snapshot
 from mlxbatch.history.store import HistoryStore
 from mlxbatch.tui.chat.commands import COMMANDS
+from mlxbatch.tui.chat.message_header import moment
 from mlxbatch.tui.chat.session import ChatSession
 from mlxbatch.tui.chat.tab_bar import STATE_MARKS, STATE_WORDS
 from mlxbatch.tui.drawing import clip, printable
@@ -59,7 +59,7 @@ def history_source(store: HistoryStore, now: float) -> Source:
                 str(chat.id),
                 Content.assemble(
                     clip(printable(chat.title or "untitled"), 48),
-                    (f" {chat.turns:>4} turns  {when(chat.updated, now)}", _DIM),
+                    (f" {chat.turns:>4} turns  {moment(chat.updated, now)}", _DIM),
                 ),
             )
             for chat in store.chats()
@@ -72,7 +72,7 @@ def _hit(chat: int, message: int, title: str, role: str, created: float, snippet
     head = Content.assemble(
         clip(printable(title or "untitled"), 48),
         (f" {'you' if role == 'user' else 'answer':<6}", _DIM),
-        (f"  {when(created, now)}", _DIM),
+        (f"  {moment(created, now)}", _DIM),
     )
     return PickerItem(f"{chat}:{message}", Content("\n").join([head, _snippet(snippet)]))
 
@@ -84,14 +84,6 @@ def _snippet(text: str) -> Content:
     for index, piece in enumerate(flat.replace("\x03", "\x02").split("\x02")):
         parts.append((printable(piece), "bold underline" if index % 2 else _DIM))
     return Content.assemble(*parts)
-
-
-def when(moment: float, now: float) -> str:
-    """12:41 today, else the date."""
-    then, today = datetime.fromtimestamp(moment), datetime.fromtimestamp(now)
-    if then.date() == today.date():
-        return then.strftime("%H:%M")
-    return then.strftime("%d %b %H:%M" if then.year == today.year else "%d %b %Y")
 
 
 def command_source(keymap: Keymap) -> Source:

@@ -32,7 +32,6 @@ from mlxbatch.tui.chat.status_line import status_line
 from mlxbatch.tui.chat.tab_bar import COMPACT_BELOW, TabBar, TabLabel, batch_gauge
 from mlxbatch.tui.chat.transcript import Transcript
 from mlxbatch.tui.chat.workspace import Workspace
-from mlxbatch.tui.clipboard import copy_text
 from mlxbatch.tui.drawing import Line, Piece
 from mlxbatch.tui.engine.view_state import ViewState
 from mlxbatch.tui.external_editor import edit_text
@@ -143,6 +142,7 @@ class ChatScreen(Screen[None]):
         if chat.id not in self._panes:
             transcript = Transcript(self.session, id=f"transcript-{chat.id}")
             composer = Composer(chat.draft, id=f"composer-{chat.id}", hint=self._composer_hint())
+            composer.send_keys = frozenset(self.app.keymap.keys("send").split(","))
             self._panes[chat.id] = transcript, composer
         return self._panes[chat.id]
 
@@ -236,7 +236,7 @@ class ChatScreen(Screen[None]):
 
     def _composer_hint(self) -> str:
         keymap = self.app.keymap
-        hint = f"⏎ send · {keymap.label('newline')} newline · / commands"
+        hint = f"{keymap.label('send')} send · {keymap.label('newline')} newline · / commands"
         return hint if self.size.width < COMPACT_BELOW else f"{hint} · {keymap.label('editor')} editor"
 
     def _title_composer(self) -> None:
@@ -291,6 +291,7 @@ class ChatScreen(Screen[None]):
         if self.session.streaming:
             self.flash(f"still answering · {self.app.keymap.label('stop')} stops it")
             return
+        self.app.ensure_engine(self.workspace.active_engine)
         question = self.session.add_question(text.strip("\n"))
         self.composer.replace_text("")
         self.composer.history.clear()
@@ -372,7 +373,7 @@ class ChatScreen(Screen[None]):
         self.flash("branched into a new tab")
 
     def copy(self, text: str) -> None:
-        copy_text(self.app, text)
+        self.app.copy_to_clipboard(text)
         self.flash(f"copied {len(text):,} characters")
 
     @on(CodeFence.CopyRequested)
