@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -113,7 +114,10 @@ def run(args: argparse.Namespace) -> int:
     sources = Sources.load()
     settings = sources.resolve(args, (*SAMPLING_SETTINGS, *RUN_SETTINGS), "run")
     options = run_options(args, settings, engine_config(args, sources))
-    reporter = new_reporter(settings.get("progress", "auto"), quiet=args.quiet)
+    style = settings.get("progress", "auto")
+    if style == "auto" and args.output == "-" and sys.stdout.isatty():
+        style = "none"  # records scroll over the same terminal: a bar would be torn by every one
+    reporter = new_reporter(style, quiet=args.quiet)
     tables = None if args.quiet else Console(stderr=True)
     if args.dry_run:
         return dry_run(options, reporter, tables)

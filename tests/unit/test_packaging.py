@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import tarfile
 import tomllib
 import venv
 import zipfile
@@ -95,28 +94,17 @@ def run(*command: str | Path, cwd: Path, path: Path | None = None) -> str:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A wheel built from the source distribution of what is committed, so that both are proved whole."""
+    """A wheel built from the source distribution of what git holds, so that both are proved whole."""
     folder = tmp_path_factory.mktemp("build")
     source, tools = folder / "source", folder / "setuptools"
-    source.mkdir()
-    names = run("git", "ls-files", "-z", cwd=ROOT) if (ROOT / ".git").exists() else ""
-    if not names:
-        pytest.fail("the packaging tests need a git checkout")
-    archive = folder / "tracked.tar"
-    with tarfile.open(archive, "w") as tar:
-        for name in filter(None, names.split("\0")):
-            if (ROOT / name).exists() or (ROOT / name).is_symlink():
-                tar.add(ROOT / name, name, recursive=False)
-    with tarfile.open(archive) as tar:
-        tar.extractall(source, filter="tar")
+    run("git", "checkout-index", "--all", f"--prefix={source}/", cwd=ROOT)
     requirement = PYPROJECT["build-system"]["requires"][0]
     run(sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", tools, requirement, cwd=folder)
     build = "import sys, setuptools.build_meta as b; print(getattr(b, sys.argv[1])(sys.argv[2]))"
     run(sys.executable, "-c", build, "build_sdist", folder, cwd=source, path=tools)
     (sdist,) = folder.glob("*.tar.gz")
-    with tarfile.open(sdist) as tar:
-        tar.extractall(folder / "sdist", filter="data")
-    (unpacked,) = (folder / "sdist").iterdir()
+    run("tar", "-xf", sdist, cwd=folder)
+    unpacked = folder / sdist.name.removesuffix(".tar.gz")
     run(sys.executable, "-c", build, "build_wheel", folder, cwd=unpacked, path=tools)
     (built,) = folder.glob("*.whl")
     return built
