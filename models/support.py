@@ -7,11 +7,9 @@ from mlxbatch.errors import ModelError
 # mlx-lm model file -> the reason, which completes "mlxbatch cannot run models of type X: "
 REFUSED: dict[str, str] = {
     "deepseek_v41": "its layers keep compressed keys in a cache of their own kind",
-    "minimax_m3_vl": "its sparse attention picks blocks of keys through an index kept beside them",
-    "muse_spark": "its layers exist as Metal kernels only, and have not been compared with mlx-lm",
+    "muse_spark": "its layers are Metal kernels that round to bfloat16, and have not been compared with mlx-lm",
     "olmo": "mlx-lm's own code for it fails on prompts of more than one token",
     "phi3small": "every head of its block-sparse attention sees other keys",
-    "prism_hadamard_qwen35": "its packed 2-bit weights have not been compared with mlx-lm",
 }
 
 

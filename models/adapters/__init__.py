@@ -21,6 +21,7 @@ _ADAPTERS = {
     "gpt_bigcode": "gpt_bigcode",
     "llama4": "llama4",
     "longcat_flash_ngram": "longcat_flash_ngram",
+    "minimax_m3_vl": "minimax_m3_vl",
     "plamo": "plamo",
 }
 

@@ -16,7 +16,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
-from metal_only import use_plain_operations
+from metal_only import use_stand_ins
 from mlx.utils import tree_map
 from mlx_lm.models.bitlinear_layers import BitLinear
 from mlx_lm.models.cache import make_prompt_cache
@@ -62,7 +62,7 @@ class Parity:
 def tiny_model(name: str, **changes: Any) -> nn.Module:
     """A family's tiny model in float32. Parameters that start as constants (sinks, router biases, norms) get
     noise, so that they matter."""
-    use_plain_operations()
+    use_stand_ins()
     mx.random.seed(7)
     model = build(name, **changes)
     model.update(tree_map(_noisy_float32, model.parameters()))
@@ -130,6 +130,8 @@ def _described(profile: ModelProfile) -> tuple[str, tuple[str, ...]]:
 def _noisy_float32(array: mx.array) -> mx.array:
     if array.dtype == mx.uint8:  # four ternary weights in a byte
         return sum(mx.random.randint(0, 3, array.shape) << shift for shift in (0, 2, 4, 6)).astype(mx.uint8)
+    if array.dtype == mx.uint32:  # packed weights
+        return mx.random.randint(0, 1 << 30, array.shape).astype(mx.uint32)
     if not mx.issubdtype(array.dtype, mx.floating):
         return array
     constant = bool((array.max() == array.min()).item())

@@ -293,6 +293,16 @@ OVERRIDES: dict[str, Config] = {
     },
 }
 
+_PACKED_MODULES = [f"model.layers.{i}.mlp.{name}" for i in range(4) for name in ("up_proj", "down_proj")]
+OVERRIDES["prism_hadamard_qwen35"] = {
+    "tensor_namespace": "mlx-vlm-qwen3_5",
+    "quantization": {"bits": 2, "group_size": 128, "mode": "affine"},
+    "modules": [
+        {"path": path, "embedding": False, "dtype": "float16", "block": 512 if "down" in path else 0}
+        for path in _PACKED_MODULES
+    ],
+}
+
 # Families that wrap a language model of another family: (that family, its own keys on top).
 WRAPPED: dict[str, tuple[str, Config]] = {
     "gemma3": ("gemma3_text", {}),
@@ -367,6 +377,7 @@ WRAPPED: dict[str, tuple[str, Config]] = {
         },
     ),
     "pixtral": ("llama", {}),
+    "prism_hadamard_qwen35": ("qwen3_5", {**_QWEN3_5, "num_experts": 0, "intermediate_size": 512}),
     "qwen2_vl": ("qwen2", {}),
     "qwen3_5": ("qwen3_5", {**_QWEN3_5, "num_experts": 0}),
     "qwen3_5_moe": ("qwen3_5", {**_QWEN3_5, "shared_expert_intermediate_size": 64}),

@@ -20,6 +20,7 @@ from mlxbatch.execution.backend import prepare_backend  # noqa: E402
 prepare_backend()
 
 from families import BLOCK_SIZE, TOLERANCE, WITHOUT_CACHE, check_family  # noqa: E402
+from metal_only import STAND_INS  # noqa: E402
 from mlx_lm_families import family_names  # noqa: E402
 
 from mlxbatch.errors import ModelError  # noqa: E402
@@ -70,8 +71,12 @@ def measured(name: str) -> Row:
 
 
 def described(name: str, kinds: tuple[str, ...]) -> str:
-    layers = ", ".join(kinds)
-    return f"{layers}; against mlx-lm without a cache: {WITHOUT_CACHE[name]}" if name in WITHOUT_CACHE else layers
+    notes = [", ".join(kinds)]
+    if name in WITHOUT_CACHE:
+        notes.append(f"against mlx-lm without a cache: {WITHOUT_CACHE[name]}")
+    if name in STAND_INS:
+        notes.append("with stand-ins for its own Metal kernels, which run on a Mac only")
+    return "; ".join(notes)
 
 
 def read_table() -> dict[str, Row]:
