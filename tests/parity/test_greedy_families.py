@@ -23,9 +23,11 @@ from mlxbatch.request import SamplingParams
 NEW_TOKENS = 64
 PACKED = (
     "deepseek_v3",  # latent
+    "deepseek_v32",  # keys found by an index
     "gemma2",  # soft cap
     "gemma3n",  # keys shared between layers, windows
     "gpt_oss",  # sinks, windows, experts
+    "llama4",  # chunks of positions
     "mimo_v2_flash",  # K and V of different widths, another number of heads in a window
     "qwen3",
 )
