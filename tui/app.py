@@ -57,7 +57,7 @@ class ChatApp(OrderlyApp):
         self._dirty = True
         self._starting: set[str] = set()
         self._reading: set[str] = set()
-        self.chat_screen = ChatScreen(workspace)
+        self.chat_screen = ChatScreen(workspace, self.keymap)
 
     def get_default_screen(self) -> Screen[None]:
         return self.chat_screen
@@ -146,7 +146,12 @@ class ChatApp(OrderlyApp):
             screen = self.screen
         except ScreenStackError:  # the application is ending
             return
-        if not (self._dirty or self.workspace.streaming or self.chat_screen.flashing or self._engine_may_be_silent()):
+        if not (
+            self._dirty
+            or self.workspace.streaming
+            or self.chat_screen.chrome.flashing
+            or self._engine_may_be_silent()
+        ):
             return
         self._dirty = False
         if isinstance(screen, EngineScreen):
@@ -171,7 +176,7 @@ class ChatApp(OrderlyApp):
                 self.keymap,
                 self.workspace.clock,
                 own=lambda: self.workspace.own_requests(self.workspace.active_engine),
-                tabs=self.chat_screen.tab_labels,
+                tabs=self.chat_screen.chrome.tab_labels,
                 open_chat=self._open_chat,
             )
         )

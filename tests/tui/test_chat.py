@@ -98,16 +98,19 @@ def test_regenerate_adds_a_version_and_keeps_the_old(tmp_path: Path) -> None:
 def test_edit_makes_a_version_of_the_question(tmp_path: Path) -> None:
     async def scene() -> None:
         async with on_stage(tmp_path, scripted(), prepare=earlier_chats) as stage:
+            await stage.type("half a thought")
             await stage.press("up", "up", "e")
             assert stage.app.chat_screen.composer.text == QUESTION
             assert "edit message" in stage.text()
             await stage.press("escape")
             assert "edit message" not in stage.text()
+            assert stage.app.chat_screen.composer.text == "half a thought"
             await stage.press("up", "up", "e")
             await stage.type(" Be brief.")
             await stage.press("enter")
             await stage.play(2)
             assert contents(stage)[0] == QUESTION + " Be brief."
+            assert stage.app.chat_screen.composer.text == "half a thought"
             assert "‹ 2/2 ›" in stage.text()
             first = stage.workspace.active.tree.path()[0]
             assert stage.workspace.active.tree.versions(first.id)[0] != first.id

@@ -143,6 +143,12 @@ def play(folder: Path, keep: Callable[[str, str], None]) -> None:
         keep("7_search", terminal.wait("a hit", lambda s: s.count("Explain how rain forms.") >= 2))
         terminal.press("Enter")
         terminal.wait("the chat that was found", lambda screen: "┃ Explain how rain forms." in screen)
+        terminal.press("Escape")
+        terminal.tmux("set-buffer", "first line\nsecond line\n  third line")
+        terminal.tmux("paste-buffer", "-p")
+        pasted = terminal.wait("three lines in the composer", lambda screen: "│   third line" in screen)
+        assert "│ first line" in pasted and "│ second line" in pasted
+        assert "you · " in pasted and "▌ first line" not in pasted  # nothing was sent
         terminal.press("C-q")
         terminal.wait("the interface to end", lambda screen: terminal.ended())
     finally:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable
-from datetime import datetime
 from typing import TYPE_CHECKING, ClassVar
 
 from textual import on
@@ -16,8 +14,8 @@ from textual.screen import Screen
 from textual.widgets import ContentSwitcher, TextArea
 
 from mlxbatch.errors import MlxbatchError
-from mlxbatch.tui.canvas import LineView
 from mlxbatch.tui.chat import commands
+from mlxbatch.tui.chat.chrome import Chrome
 from mlxbatch.tui.chat.command_list import CommandList
 from mlxbatch.tui.chat.command_runner import CommandRunner
 from mlxbatch.tui.chat.composer import Composer
@@ -27,44 +25,14 @@ from mlxbatch.tui.chat.message_header import short_model
 from mlxbatch.tui.chat.message_view import MessageView
 from mlxbatch.tui.chat.prompt_recall import PromptRecall
 from mlxbatch.tui.chat.session import ChatSession
-from mlxbatch.tui.chat.sidebar import Sidebar
-from mlxbatch.tui.chat.status_line import status_line
-from mlxbatch.tui.chat.tab_bar import COMPACT_BELOW, TabBar, TabLabel, batch_gauge
+from mlxbatch.tui.chat.tab_bar import TabBar
 from mlxbatch.tui.chat.transcript import Transcript
 from mlxbatch.tui.chat.workspace import Workspace
-from mlxbatch.tui.drawing import Line, Piece
-from mlxbatch.tui.engine.view_state import ViewState
 from mlxbatch.tui.external_editor import edit_text
-from mlxbatch.tui.key_hints import Hint, KeyHints
-from mlxbatch.tui.keymap import bindings
-from mlxbatch.tui.numbers import short, size
+from mlxbatch.tui.keymap import Keymap, bindings
 
 if TYPE_CHECKING:
     from mlxbatch.tui.app import ChatApp
-
-FLASH_SECONDS = 3.0
-_HINTS: tuple[Hint, ...] = (
-    ("stop", "stop"),
-    ("regenerate", "regenerate"),
-    ("↑", "messages"),
-    ("new", "new"),
-    ("tabs", "tabs"),
-    ("history", "history"),
-    ("sidebar", "sidebar"),
-    ("engine", "engine"),
-    ("palette", "commands"),
-    ("help", "help"),
-)
-_COMPACT_HINTS: tuple[Hint, ...] = (
-    ("stop", "stop"),
-    ("regenerate", "again"),
-    ("↑", "msgs"),
-    ("new", "new"),
-    ("tabs", "tabs"),
-    ("engine", "engine"),
-    ("palette", "palette"),
-    ("help", "help"),
-)
 
 
 class ChatScreen(Screen[None]):
@@ -90,34 +58,27 @@ class ChatScreen(Screen[None]):
     )
     app: ChatApp
 
-    def __init__(self, workspace: Workspace) -> None:
+    def __init__(self, workspace: Workspace, keymap: Keymap) -> None:
         super().__init__()
         self.workspace = workspace
         self.runner = CommandRunner(self)
         self.dialogs = ChatDialogs(self)
-        self.tab_bar = TabBar()
-        self.sidebar = Sidebar()
+        self.chrome = Chrome(self, keymap)
         self.command_list = CommandList()
         self._transcripts = ContentSwitcher(id="transcripts")
         self._composers = ContentSwitcher(id="composers")
-        self._jump_hint = LineView(id="jump-hint")
-        self._status = LineView(id="status-line")
         self._panes: dict[int, tuple[Transcript, Composer]] = {}  # by chat
         self._showing = asyncio.Lock()
-        self._sidebar_wanted = True
-        self._flash = ""
-        self._flash_until = 0.0
         self._recall = PromptRecall(workspace.store.prompts)
 
     def compose(self) -> ComposeResult:
-        self._hints = KeyHints(_HINTS, self.app.keymap)
-        yield self.tab_bar
-        yield Horizontal(self._transcripts, self.sidebar, id="body")
-        yield self._jump_hint
+        yield self.chrome.tab_bar
+        yield Horizontal(self._transcripts, self.chrome.sidebar, id="body")
+        yield self.chrome.jump_hint
         yield self.command_list
         yield self._composers
-        yield self._status
-        yield self._hints
+        yield self.chrome.status
+        yield self.chrome.hints
 
     async def on_mount(self) -> None:
         await self.show_active()
@@ -141,7 +102,7 @@ class ChatScreen(Screen[None]):
         chat = self.session.chat
         if chat.id not in self._panes:
             transcript = Transcript(self.session, id=f"transcript-{chat.id}")
-            composer = Composer(chat.draft, id=f"composer-{chat.id}", hint=self._composer_hint())
+            composer = Composer(chat.draft, id=f"composer-{chat.id}", hint=self.chrome.composer_hint())
             composer.send_keys = frozenset(self.app.keymap.keys("send").split(","))
             self._panes[chat.id] = transcript, composer
         return self._panes[chat.id]
@@ -166,43 +127,11 @@ class ChatScreen(Screen[None]):
         if self.is_current:
             self.session.unseen = False
         await self.transcript.sync()
-        self.sync_chrome()
-
-    def sync_chrome(self) -> None:
-        """Everything around the transcript."""
-        engine, session = self.workspace.active_engine, self.session
-        compact = self.size.width < COMPACT_BELOW
-        snapshot = engine.snapshot
-        self.tab_bar.show(self.tab_labels(), self.workspace.index, self._bar_right(compact))
-        self.sidebar.display = self._sidebar_wanted and not compact
-        if self.sidebar.display:
-            view = ViewState(own=self.workspace.own_requests(engine))
-            self.sidebar.show(snapshot, view, engine.status.text, self.app.keymap.label("engine"))
-        if self._flash and time.monotonic() > self._flash_until:
-            self._flash = ""
-        saved = session.store.saved_at
-        line = status_line(
-            session,
-            snapshot,
-            engine.status,
-            self.size.width,
-            flash=self._flash,
-            saved=datetime.fromtimestamp(saved).strftime("%H:%M:%S") if saved else "",
-            compact=compact,
-        )
-        self._status.show(line)
-        self._hints.show(_COMPACT_HINTS if compact else _HINTS)
-        self._show_jump_hint()
-        self._title_composer()
-
-    @property
-    def flashing(self) -> bool:
-        return bool(self._flash)
+        self.chrome.sync()
 
     def flash(self, text: str) -> None:
         """A passing remark in the status line."""
-        self._flash, self._flash_until = text, time.monotonic() + FLASH_SECONDS
-        self.sync_chrome()
+        self.chrome.flash(text)
 
     def complain(self, error: MlxbatchError) -> None:
         self.notify(str(error), severity="error", timeout=8, markup=False)
@@ -219,39 +148,9 @@ class ChatScreen(Screen[None]):
 
         self.run_worker(guarded(), exit_on_error=True)
 
-    def tab_labels(self) -> list[TabLabel]:
-        labels = []
-        for session in self.workspace.sessions:
-            engine = self.workspace.engines[session.link.model]
-            labels.append(TabLabel(session.title, session.state(engine.snapshot)))
-        return labels
-
-    def _bar_right(self, compact: bool) -> list[Piece]:
-        engine = self.workspace.active_engine
-        if compact:
-            return batch_gauge(engine.snapshot) if engine.snapshot is not None else []
-        name = engine.snapshot.model.name if engine.snapshot is not None else engine.link.model
-        context = f" · ctx {short(engine.link.max_model_len)}" if engine.link.max_model_len else ""
-        return [(short_model(name), "text"), (f"{context} ", "dim")]
-
-    def _composer_hint(self) -> str:
-        keymap = self.app.keymap
-        hint = f"{keymap.label('send')} send · {keymap.label('newline')} newline · / commands"
-        return hint if self.size.width < COMPACT_BELOW else f"{hint} · {keymap.label('editor')} editor"
-
-    def _title_composer(self) -> None:
-        title = "edit message · Esc cancels" if self.session.editing is not None else "message"
-        for attachment in self.session.attachments:
-            title += f" + {attachment.name} ({size(len(attachment.text.encode()))})"
-        composer = self.composer
-        if composer.border_title != title:
-            composer.border_title = title
-        if composer.border_subtitle != (hint := self._composer_hint()):
-            composer.border_subtitle = hint
-
     async def on_resize(self, event: Resize) -> None:
         if self._panes:
-            self.sync_chrome()
+            self.chrome.sync()
 
     # The composer
 
@@ -293,7 +192,7 @@ class ChatScreen(Screen[None]):
             return
         self.app.ensure_engine(self.workspace.active_engine)
         question = self.session.add_question(text.strip("\n"))
-        self.composer.replace_text("")
+        self.composer.replace_text(self.session.take_aside())
         self.composer.history.clear()
         self.transcript.follow()
         self.run(self.session.answer_to(question))
@@ -362,10 +261,12 @@ class ChatScreen(Screen[None]):
         if message.role != "user":
             self.flash("only your own messages can be edited; r makes another answer")
             return
+        if self.session.editing is None:
+            self.session.set_aside = self.composer.text
         self.session.editing = message_id
         self.composer.replace_text(message.content)
         self.composer.focus()
-        self._title_composer()
+        self.chrome.sync_composer()
 
     def branch_from(self, message_id: int) -> None:
         self.workspace.open_chat(self.session.branch(message_id))
@@ -382,13 +283,7 @@ class ChatScreen(Screen[None]):
 
     @on(Transcript.Scrolled)
     def _scrolled(self) -> None:
-        self._show_jump_hint()
-
-    def _show_jump_hint(self) -> None:
-        line = (
-            Line() if self.transcript.following else jump_line(self.size.width, self.app.keymap.label("scroll_down"))
-        )
-        self._jump_hint.show(line)
+        self.chrome.sync_jump_hint()
 
     # Tabs
 
@@ -431,8 +326,8 @@ class ChatScreen(Screen[None]):
             self.composer.completing = False
         elif self.session.editing is not None:
             self.session.editing = None
-            self.composer.replace_text("")
-            self._title_composer()
+            self.composer.replace_text(self.session.take_aside())
+            self.chrome.sync_composer()
         elif self.session.streaming:
             self.run(self.session.stop())
         self.composer.focus()
@@ -443,10 +338,7 @@ class ChatScreen(Screen[None]):
         self.app.wake()
 
     def action_sidebar(self) -> None:
-        self._sidebar_wanted = not self._sidebar_wanted
-        if self.size.width < COMPACT_BELOW:
-            self.flash(f"the side bar needs {COMPACT_BELOW} columns")
-        self.sync_chrome()
+        self.chrome.toggle_sidebar()
 
     def action_editor(self) -> None:
         try:
@@ -494,9 +386,3 @@ class ChatScreen(Screen[None]):
             self.run(self.app.leave_engine(unused))
         self.app.ensure_engine(engine)
         self.flash(f"answers come from {short_model(name)} now")
-
-
-def jump_line(width: int, key: str) -> Line:
-    """Says that the newest lines are below, while the user has scrolled up."""
-    text = f"↓ more below · {key}"
-    return Line((" " * max(0, (width - len(text)) // 2), "text"), (text, "accent"))

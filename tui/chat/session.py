@@ -42,6 +42,7 @@ class ChatSession:
         self.tree = Conversation(store.messages(chat.id), chat.leaf)
         self.attachments: list[Attachment] = []
         self.editing: int | None = None  # the turn that the next message replaces with a new version
+        self.set_aside = ""  # what was being typed when the edit began
         self.answer: Answer | None = None
         self.unseen = False
         self.revision = 0
@@ -204,6 +205,11 @@ class ChatSession:
         self.link = link
         self.chat.model = link.model
         self._save_chat()
+
+    def take_aside(self) -> str:
+        """What an edit had put aside, once."""
+        text, self.set_aside = self.set_aside, ""
+        return text
 
     def save_draft(self, text: str) -> None:
         if text != self.chat.draft:
