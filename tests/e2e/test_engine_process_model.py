@@ -23,6 +23,12 @@ from mlxbatch.process.paths import RuntimeDir
 from mlxbatch.process.registry import Registry
 
 
+@pytest.fixture(autouse=True)
+def one_thread_per_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tiny model gains nothing from more, and idle BLAS threads spin."""
+    monkeypatch.setenv("MKL_NUM_THREADS", "1")
+
+
 @pytest.mark.parametrize("client", ["sync", "async"])
 def test_greedy_text_is_the_undisturbed_one_after_kill_9(tmp_path: Path, client: str) -> None:
     kill_rounds(tiny_model(tmp_path), tmp_path, kills=1, kind=client, seed=5)
@@ -53,7 +59,7 @@ def test_bytes_on_the_socket_never_harm_the_real_engine(tmp_path: Path) -> None:
 
 
 def test_two_chats_and_a_run_share_one_engine(tmp_path: Path) -> None:
-    shared(Setup(tmp_path, tiny_model(tmp_path), run_requests=400, run_tokens=64, chat_tokens=32))
+    shared(Setup(tmp_path, tiny_model(tmp_path), run_requests=400, run_tokens=64, chat_tokens=96))
 
 
 def test_llm_gives_the_same_tokens_in_this_process_and_in_another(
