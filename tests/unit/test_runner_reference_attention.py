@@ -14,6 +14,7 @@ prepare_backend()
 
 import mlx.core as mx  # noqa: E402
 
+from mlxbatch.execution.attention import reference  # noqa: E402
 from mlxbatch.execution.attention.layout import (  # noqa: E402
     AttentionSpec,
     ChunkLayout,
@@ -160,10 +161,15 @@ def test_decode_equals_the_definition(case: str, queries: int, with_sinks: bool)
             np.testing.assert_allclose(np.array(out[index]), expected, rtol=2e-4, atol=2e-5)
 
 
+@pytest.mark.parametrize("tiled", [False, True], ids=["", "tiled"])
 @pytest.mark.parametrize("with_sinks", [False, True], ids=["", "sinks"])
 @pytest.mark.parametrize("case", CASES)
-def test_prefill_equals_the_definition(case: str, with_sinks: bool) -> None:
+def test_prefill_equals_the_definition(
+    case: str, with_sinks: bool, tiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     heads, kv_heads, k_dim, v_dim, spec = CASES[case]
+    if tiled:  # two or three queries to a tile
+        monkeypatch.setattr(reference, "_SCORE_BYTES", 4 * heads * 60)
     block_size = 4
     rng = np.random.default_rng(7)
     for flushed, start, length in ((0, 0, 1), (0, 0, 13), (0, 3, 9), (8, 8, 5), (8, 13, 20), (24, 31, 1)):
@@ -190,7 +196,10 @@ def test_prefill_equals_the_definition(case: str, with_sinks: bool) -> None:
 
 
 @pytest.mark.parametrize("queries", [1, 2])
-def test_latent_decode_and_prefill_equal_the_definition(queries: int) -> None:
+def test_latent_decode_and_prefill_equal_the_definition(
+    queries: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reference, "_SCORE_BYTES", 4 * 4 * 60 if queries == 1 else 1 << 20)
     heads, latent, rope, block_size = 4, 16, 8, 4
     rng = np.random.default_rng(3)
     memory = Memory(rng, block_size, 1, latent, rope)

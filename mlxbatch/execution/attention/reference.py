@@ -6,6 +6,7 @@ place of invalid values a valid one of the same row is read (its weight is zero,
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -13,6 +14,8 @@ import numpy as np
 
 from mlxbatch.execution.attention.layout import AttentionSpec, ChunkLayout, DecodeLayout, LayerKV
 from mlxbatch.execution.attention.reference_rows import LengthClass, pool_mask, row_plan, tail_places
+
+_SCORE_BYTES = 64 << 20  # of one tile of a chunk's queries
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,15 +54,23 @@ class ReferenceAttention:
     ) -> mx.array:
         keys = chunk_context(kv.pool_k, kv.tail_k, k, layout, spec)
         values = chunk_context(kv.pool_v, kv.tail_v, v, layout, spec)
-        mask = _chunk_mask(layout, keys.shape[2], spec)
         if spec.softcap is None:
-            return mx.fast.scaled_dot_product_attention(
-                q, keys.astype(q.dtype), values.astype(q.dtype), scale=spec.scale, mask=mask, sinks=sinks
-            )
-        scores = _by_kv_head(q * spec.scale, kv) @ keys.astype(mx.float32).swapaxes(-1, -2)
-        scores = _masked(scores, _mask_array(mask, q.shape[2], scores), spec)
-        out = _weights(scores, sinks, q.shape[2]) @ values.astype(mx.float32)
-        return out.reshape(*q.shape[:3], out.shape[-1]).astype(q.dtype)
+            keys, values = keys.astype(q.dtype), values.astype(q.dtype)
+
+        def attend(own: slice, seen: slice) -> mx.array:
+            part, own_keys, own_values = q[:, :, own], keys[:, :, seen], values[:, :, seen]
+            length, width = part.shape[2], own_keys.shape[2]
+            mask = _chunk_mask(layout, length, width, spec)
+            if spec.softcap is None:
+                return mx.fast.scaled_dot_product_attention(
+                    part, own_keys, own_values, scale=spec.scale, mask=mask, sinks=sinks
+                )
+            scores = _by_kv_head(part * spec.scale, kv) @ own_keys.astype(mx.float32).swapaxes(-1, -2)
+            scores = _masked(scores, _mask_array(mask, length, scores), spec)
+            out = _weights(scores, sinks, length) @ own_values.astype(mx.float32)
+            return out.reshape(*part.shape[:3], out.shape[-1]).astype(q.dtype)
+
+        return _by_query_tiles(attend, q, keys.shape[2], spec)
 
     def decode_latent(
         self,
@@ -88,11 +99,33 @@ class ReferenceAttention:
     ) -> mx.array:
         latents = chunk_context(kv.pool_k, kv.tail_k, latent, layout, spec).astype(mx.float32)
         ropes = chunk_context(kv.pool_v, kv.tail_v, rope, layout, spec).astype(mx.float32)
-        scores = _by_kv_head(q_latent * spec.scale, kv) @ latents.swapaxes(-1, -2)
-        scores = scores + _by_kv_head(q_rope, kv) @ ropes.swapaxes(-1, -2)
-        mask = _chunk_mask(layout, latents.shape[2], spec)
-        scores = _masked(scores, _mask_array(mask, q_latent.shape[2], scores), spec)
-        return (_weights(scores, None, 1) @ latents).reshape(q_latent.shape).astype(q_latent.dtype)
+
+        def attend(own: slice, seen: slice) -> mx.array:
+            part, own_latents = q_latent[:, :, own], latents[:, :, seen]
+            length, width = part.shape[2], own_latents.shape[2]
+            scores = _by_kv_head(part * spec.scale, kv) @ own_latents.swapaxes(-1, -2)
+            scores = scores + _by_kv_head(q_rope[:, :, own], kv) @ ropes[:, :, seen].swapaxes(-1, -2)
+            scores = _masked(scores, _mask_array(_chunk_mask(layout, length, width, spec), length, scores), spec)
+            return (_weights(scores, None, 1) @ own_latents).reshape(part.shape).astype(part.dtype)
+
+        return _by_query_tiles(attend, q_latent, latents.shape[2], spec)
+
+
+def _by_query_tiles(
+    attend: Callable[[slice, slice], mx.array], q: mx.array, width: int, spec: AttentionSpec
+) -> mx.array:
+    """`attend(queries, keys)` over tiles of a chunk's queries q [1, Hq, n, D], which are the last of `width`
+    positions: without a fused kernel, MLX would hold the scores of all of them at once."""
+    heads, length = q.shape[1:3]
+    tile = max(1, _SCORE_BYTES // (4 * heads * width))
+    if tile >= length:
+        return attend(slice(None), slice(None))
+    parts = []
+    for begin in range(0, length, tile):
+        end = min(begin + tile, length)
+        low = 0 if spec.window is None else max(0, width - length + begin - spec.window + 1)
+        parts.append(attend(slice(begin, end), slice(low, width - length + end)))
+    return mx.concatenate(parts, axis=2)
 
 
 def _by_kv_head(q: mx.array, kv: LayerKV) -> mx.array:
@@ -212,12 +245,11 @@ def _context_start(layout: ChunkLayout, block_size: int, spec: AttentionSpec) ->
     return low if spec.window is None else max(low, layout.start - spec.window + 1)
 
 
-def _chunk_mask(layout: ChunkLayout, width: int, spec: AttentionSpec) -> mx.array | str | None:
-    """What the chunk's tokens see of `width` positions that end with its own."""
-    length = layout.num_tokens
+def _chunk_mask(layout: ChunkLayout, length: int, width: int, spec: AttentionSpec) -> mx.array | str | None:
+    """What `length` queries see of `width` positions, of which they are the last."""
     if spec.window is None or width <= spec.window:
         return "causal" if length > 1 else None
-    key = ("reference", "mask", width, spec.window)
+    key = ("reference", "mask", length, width, spec.window)
     found = layout.step.get(key)
     if found is None:
         query = np.arange(width - length, width)[:, None]

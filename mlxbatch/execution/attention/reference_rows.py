@@ -44,9 +44,10 @@ class RowPlan:
 
 def tail_places(
     layout: DecodeLayout, kv_heads: int, tail_len: int, window: int | None, q_len: int, queries: int
-) -> tuple[mx.array, mx.array]:
+) -> tuple[mx.array, mx.array | None]:
     """Where the rows' tail positions are, as far as the longest row needs: index [R, Hk, U] into the tail's
-    (slot, head, ring) rows and mask [R, 1, 1 or M, U]. Entries that no query sees point at the newest token."""
+    (slot, head, ring) rows and mask [R, 1, 1 or M, U], None if every query sees every entry. Entries that no
+    query sees point at the newest token."""
     key = ("reference", kv_heads, tail_len, window, q_len, queries)
     found = layout.step.get(key)
     if found is None:
@@ -63,10 +64,11 @@ def tail_places(
             mask &= position[:, None] > query - window
         ring = np.where(mask.any(axis=1), position, newest) % tail_len
         heads = slots * kv_heads + np.arange(kv_heads, dtype=np.int32)
-        index = heads[:, :, None] * tail_len + ring[:, None]
-        if q_len > 1:
-            mask = np.tile(mask, (1, queries // q_len, 1))
-        found = mx.array(index), mx.array(mask[:, None])
+        index = mx.array(heads[:, :, None] * tail_len + ring[:, None])
+        if mask.all():
+            found = index, None
+        else:
+            found = index, mx.array(np.tile(mask, (1, queries // q_len if q_len > 1 else 1, 1))[:, None])
         layout.step[key] = found
     return found
 
