@@ -170,6 +170,8 @@ def run_engine_chat(folder: Path, model: str) -> None:
 
     app.call_later(lambda: app.run_worker(drive()))
     app.run()
+    if app.return_code:
+        raise SystemExit(app.return_code)
 
 
 def question(number: int) -> str:

@@ -8,41 +8,18 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
-from mlxbatch.engine.snapshot import (
-    BLOCK_CACHED,
-    BLOCK_EVICTED,
-    BLOCK_FREE,
-    BLOCK_RESERVED,
-    BLOCK_SHARED,
-    ClientInfo,
-    Counters,
-    EffCurve,
-    EffPoint,
-    EngineEvent,
-    MachineFacts,
-    MemoryUse,
-    ModelFacts,
-    Percentiles,
-    PoolState,
-    Rates,
-    SlotState,
-    Snapshot,
-    StepMark,
-    TailState,
-    WaitingRequest,
-)
+from scripted_snapshot import BLOCK, START, snapshot_of
+
+from mlxbatch.engine.snapshot import ClientInfo, EngineEvent, Snapshot, StepMark
 from mlxbatch.errors import RequestError
 from mlxbatch.models.tags import detect_tags
 from mlxbatch.process.answer_format import AnswerFormat
 from mlxbatch.process.messages import Submit
 from mlxbatch.request import OutputDelta, RequestTiming
 from mlxbatch.tui.engine_link import LinkEvent, LinkStatus
-
-START = 1_764_420_060.0  # 2025-11-29 12:41:00 UTC
-BLOCK = 16
 
 
 @dataclass(eq=False)
@@ -243,13 +220,13 @@ class ScriptedEngine:
             self._count("prompt_tokens", prefilled)
 
     def _admit(self) -> None:
-        while self.queue and len(self.running) < self.max_slots and not self._lacking(self.queue[0]):
+        while self.queue and len(self.running) < self.max_slots and not self.lacking(self.queue[0]):
             sequence = self.queue.pop(0)
             taken = {running.slot for running in self.running}
             sequence.slot = next(slot for slot in range(self.max_slots) if slot not in taken)
             self.running.append(sequence)
             sequence.target = sequence.prompt_tokens + max(0, sequence.output - 1)
-            shared = self._prefix_blocks(sequence)
+            shared = self.prefix_blocks(sequence)
             for block in shared:
                 self.owners[block].add(sequence.key)
                 self.cached.pop(block, None)
@@ -259,18 +236,18 @@ class ScriptedEngine:
             self._count("prefix_hit_tokens", sequence.cached)
             self.samples["queue"].append(self.clock - sequence.arrival)
 
-    def _prefix_blocks(self, sequence: Sequence_) -> list[int]:
+    def prefix_blocks(self, sequence: Sequence_) -> list[int]:
         blocks = self.prefixes.get(sequence.prefix, []) if sequence.prefix else []
         return blocks[: min(sequence.prefix_tokens, sequence.prompt_tokens - 1) // BLOCK]
 
-    def _lacking(self, sequence: Sequence_) -> int:
+    def lacking(self, sequence: Sequence_) -> int:
         """Blocks that are missing for its prompt."""
-        shared = self._prefix_blocks(sequence)
+        shared = self.prefix_blocks(sequence)
         need = sequence.prompt_tokens // BLOCK - len(shared) + len(self.running)  # a block for each to grow
         evictable = sum(1 for block in self.cached if block not in shared)
-        return max(0, need - self._free() - evictable)
+        return max(0, need - self.free() - evictable)
 
-    def _free(self) -> int:
+    def free(self) -> int:
         return sum(not owners for owners in self.owners[1:]) - len(self.cached)
 
     def _grow(self, sequence: Sequence_, tokens: int) -> bool:
@@ -390,178 +367,6 @@ class ScriptedEngine:
             )
         )
 
-    # What it shows
-
     def snapshot(self) -> Snapshot:
         self.number += 1
-        second = int(self.clock)
-        history = [self.per_second.get(second - age, [0, 0]) for age in range(60, 0, -1)]
-        now = [self.per_second.get(second - age, [0, 0]) for age in (1, 2)]
-        decode, prefill = (sum(entry[part] for entry in now) / 2 for part in (0, 1))
-        return Snapshot(
-            number=self.number,
-            clock=self.clock,
-            wall=START + self.clock,
-            uptime=self.clock,
-            model=ModelFacts(
-                name=self.model,
-                dtype="float16",
-                quantization="4-bit g64",
-                layers=36,
-                max_model_len=self.max_model_len,
-                weight_bytes=2_260_000_000,
-                kv_bytes_per_token=147_456,
-                kv_dtype="float16",
-                block_size=BLOCK,
-                attention="metal",
-            ),
-            machine=MachineFacts(
-                chip="M3 Pro",
-                backend="metal",
-                memory_bytes=18 * 2**30,
-                budget_bytes=12 * 10**9,
-                bandwidth=150e9,
-            ),
-            memory=MemoryUse(weights=2_260_000_000, pool=self.total_blocks * BLOCK * 147_456),
-            max_num_seqs=self.max_slots,
-            max_num_batched_tokens=self.budget,
-            slots=tuple(self._slot(sequence) for sequence in sorted(self.running, key=lambda s: s.slot)),
-            waiting=tuple(self._waiting(sequence) for sequence in self.queue[:32]),
-            waiting_count=len(self.queue),
-            head_reason=self._head_reason(),
-            pools=(self._pool(),),
-            tails=TailState(
-                slots=max(1, len(self.running)),
-                tail_len=2 * BLOCK,
-                tokens=sum(sequence.computed - len(sequence.blocks) * BLOCK for sequence in self.running),
-            ),
-            steps=tuple(self.marks[-240:]),
-            rates=Rates(
-                decode=decode,
-                prefill=prefill,
-                decode_history=tuple(float(entry[0]) for entry in history),
-                prefill_history=tuple(float(entry[1]) for entry in history),
-            ),
-            queue_time=_percentiles(self.samples["queue"]),
-            ttft=_percentiles(self.samples["ttft"]),
-            tpot=_percentiles(self.samples["tpot"]),
-            preemptions_last_minute=self.totals.get("preemptions", 0),
-            counters=Counters(
-                steps=len(self.marks),
-                **{name: value for name, value in self.totals.items() if name in Counters.__struct_fields__},
-            ),
-            eff=self._curve(),
-            events=tuple(self.events_log[-64:]),
-            clients=tuple(self.clients),
-        )
-
-    def _slot(self, sequence: Sequence_) -> SlotState:
-        times = sequence.last_times
-        speed = (len(times) - 1) / (times[-1] - times[0]) if len(times) > 1 else None
-        ttft = sequence.first_token - sequence.arrival if sequence.first_token is not None else None
-        return SlotState(
-            slot=sequence.slot,
-            request_id=sequence.key,
-            label=sequence.label,
-            client=sequence.client,
-            priority=sequence.priority,
-            phase=sequence.phase,
-            prompt_tokens=sequence.prompt_tokens,
-            computed_tokens=sequence.computed,
-            target_tokens=sequence.target,
-            output_tokens=sequence.output,
-            max_tokens=sequence.max_tokens,
-            blocks=len(sequence.blocks),
-            shared_blocks=sum(len(self.owners[block]) > 1 for block in sequence.blocks),
-            cached_tokens=sequence.cached,
-            tail_tokens=sequence.computed - len(sequence.blocks) * BLOCK,
-            tokens_per_second=speed,
-            ttft=ttft,
-            preemptions=sequence.preemptions,
-        )
-
-    def _waiting(self, sequence: Sequence_) -> WaitingRequest:
-        return WaitingRequest(
-            request_id=sequence.key,
-            label=sequence.label,
-            client=sequence.client,
-            priority=sequence.priority,
-            prompt_tokens=sequence.prompt_tokens,
-            hit_tokens=len(self._prefix_blocks(sequence)) * BLOCK,
-            waited=self.clock - sequence.arrival,
-            preempted=sequence.preemptions > 0,
-        )
-
-    def _head_reason(self) -> str:
-        if not self.queue:
-            return ""
-        if len(self.running) >= self.max_slots:
-            return "no free slot"
-        missing = self._lacking(self.queue[0])
-        return f"{missing} blocks missing" if missing else ""
-
-    def _pool(self) -> PoolState:
-        slot_of = {sequence.key: sequence.slot for sequence in self.running}
-        codes = [BLOCK_RESERVED]
-        for block in range(1, self.total_blocks):
-            owners = self.owners[block]
-            if len(owners) > 1:
-                codes.append(BLOCK_SHARED)
-            elif owners:
-                codes.append(slot_of[next(iter(owners))])
-            elif block in self.cached:
-                codes.append(BLOCK_CACHED)
-            elif self.clock - self.evicted_at.get(block, -9.0) < 1.0:
-                codes.append(BLOCK_EVICTED)
-            else:
-                codes.append(BLOCK_FREE)
-        return PoolState(
-            bytes_per_block=BLOCK * 147_456,
-            total_blocks=self.total_blocks,
-            allocated_blocks=self.total_blocks,
-            in_use=sum(bool(owners) for owners in self.owners),
-            shared=sum(code == BLOCK_SHARED for code in codes),
-            cached=len(self.cached),
-            free=self._free(),
-            runs=tuple(_run_lengths(codes)),
-        )
-
-    def _curve(self) -> EffCurve:
-        points = [
-            (1, 62, 1.0, 0.95),
-            (2, 102, 0.82, 0.94),
-            (4, 158, 0.64, 0.88),
-            (8, 240, 0.48, 0.81),
-            (16, 310, 0.31, 0.75),
-        ]
-        rows = [mark.decode_rows for mark in self.marks[-40:] if mark.decode_rows]
-        now = None
-        if rows and self.running:
-            mean = round(sum(rows) / len(rows))
-            efficiency = 6.4 * (1 - 2.718281828 ** (-mean / 6.4)) / mean / 0.925
-            now = EffPoint(mean, 62 * mean * efficiency, min(1.0, efficiency), 0.95 - 0.015 * mean)
-        return EffCurve(
-            source="tuned",
-            saturation=6.4,
-            cap=self.max_slots,
-            points=tuple(EffPoint(*p) for p in points),
-            now=now,
-        )
-
-
-def _percentiles(values: list[float]) -> Percentiles:
-    if not values:
-        return Percentiles()
-    ranked = sorted(values)
-    p50, p95, p99 = (ranked[min(len(ranked) - 1, int(share * len(ranked)))] for share in (0.5, 0.95, 0.99))
-    return Percentiles(p50, p95, p99, len(ranked))
-
-
-def _run_lengths(codes: Iterable[int]) -> list[tuple[int, int]]:
-    runs: list[tuple[int, int]] = []
-    for code in codes:
-        if runs and runs[-1][0] == code:
-            runs[-1] = (code, runs[-1][1] + 1)
-        else:
-            runs.append((code, 1))
-    return runs
+        return snapshot_of(self)
