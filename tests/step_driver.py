@@ -6,6 +6,8 @@ import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from mlxbatch.request import SamplingParams, TokenLogprob
 from mlxbatch.scheduling.plan import (
     NOT_ON_HOST,
@@ -67,7 +69,7 @@ class StepDriver:
         self, prompt: Sequence[int], params: SamplingParams = GREEDY, *, seed: int = 0, slot: int | None = None
     ) -> DrivenSequence:
         number = len(self.sequences)
-        view = KVView(0, tuple(BlockTable(0, ()) for _ in self.runner.groups))
+        view = KVView(0, tuple(BlockTable(0, np.zeros(0, np.int32)) for _ in self.runner.groups))
         seq = DrivenSequence(
             number, number if slot is None else slot, list(prompt), params, len(prompt), view, seed
         )
@@ -174,7 +176,8 @@ class StepDriver:
 
     def _extended(self, view: KVView, blocks: tuple[tuple[int, ...], ...], count: int) -> KVView:
         tables = tuple(
-            BlockTable(table.first, (*table.ids, *new)) for table, new in zip(view.tables, blocks, strict=True)
+            BlockTable(table.first, np.array([*table.ids, *new], np.int32))
+            for table, new in zip(view.tables, blocks, strict=True)
         )
         return KVView(view.flushed + count * self.runner.block_size, tables)
 

@@ -63,7 +63,7 @@ class Checker:
         next_block = 1
         chunks, rows, fresh, blocks = [], [], [], {}
         for slot, (flushed, start, end) in enumerate(self.cases):
-            view = KVView(flushed, (BlockTable(flushed // size, ()),))
+            view = KVView(flushed, (BlockTable(flushed // size, np.zeros(0, np.int32)),))
             if self.decode[slot]:
                 rows.append(DecodeRow(slot, slot, start, 1, -1, view))
                 continue
