@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import random
+import re
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -15,6 +18,7 @@ import family_configs  # noqa: E402
 import mlx.core as mx  # noqa: E402
 import tiny_models  # noqa: E402
 from mlx_lm.generate import generate_step  # noqa: E402
+from mlx_lm.models.cache import make_prompt_cache  # noqa: E402
 from step_driver import DrivenSequence, StepDriver  # noqa: E402
 
 from mlxbatch.errors import EngineError  # noqa: E402
@@ -167,6 +171,43 @@ def test_steady_decode_steps_send_only_positions(monkeypatch: pytest.MonkeyPatch
     # Positions, lengths, where to write, where to read the tails and what they hide: none grows with the context.
     assert len(uploads) <= 5 * 8
     assert max(uploads) <= 2 * 2 * driver.runner.tail_len
+
+
+def operations_of_a_decode_step(rows: int, context: int, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Operations by kind in the graph that a steady decode step submits."""
+    model, _ = tiny_models.build("llama")
+    driver = StepDriver(ModelRunner(model, block_size=8), num_blocks=400, num_slots=8)
+    sequences = [driver.add(prompt_of(context, seed)) for seed in range(rows)]
+    driver.step(chunks=[(seq, context) for seq in sequences])
+    driver.step(decode=sequences)
+    found: Counter[str] = Counter()
+    submit = mx.async_eval
+
+    def counted(arrays: list[mx.array]) -> None:
+        graph = io.StringIO()
+        mx.export_to_dot(graph, *arrays)
+        found.update(re.findall(r'label ="(\w+)", shape=rectangle', graph.getvalue()))
+        submit(arrays)
+
+    monkeypatch.setattr(mx, "async_eval", counted)
+    driver.step(decode=sequences)
+    monkeypatch.undo()
+    driver.drain()
+    return found
+
+
+def test_a_decode_steps_graph_grows_with_layers_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    few = operations_of_a_decode_step(2, 21, monkeypatch)
+    assert few == operations_of_a_decode_step(8, 21, monkeypatch)
+    assert few == operations_of_a_decode_step(8, 213, monkeypatch)
+    model, _ = tiny_models.build("llama")
+    graph = io.StringIO()
+    logits = model(mx.zeros((2, 1), mx.int32), cache=make_prompt_cache(model))
+    mx.export_to_dot(graph, logits)
+    own = Counter(re.findall(r'label ="(\w+)", shape=rectangle', graph.getvalue()))
+    layers = len(model.layers)
+    assert few["AsType"] <= own["AsType"] + 2, "no casts but those of the model, and of the sampled ids"
+    assert few.total() - own.total() <= 25 * layers + 20
 
 
 def test_ids_in_flight_need_a_step_that_sampled() -> None:
