@@ -13,7 +13,10 @@ if TYPE_CHECKING:
 def __getattr__(name: str) -> Any:
     # Lazy: `mlxbatch --help` and the terminal interface must never load mlx.
     if name == "LLM":
+        from mlxbatch.execution.backend import prepare_backend
         from mlxbatch.llm import LLM
+
+        prepare_backend()  # now: a script may import mlx.core itself before it makes an LLM
 
         return LLM
     if name in ("CompletionOutput", "RequestOutput", "SamplingParams"):
