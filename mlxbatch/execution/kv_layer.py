@@ -10,12 +10,12 @@ flushes are built after `mx.synchronize()`, when no graph reads the pool any mor
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass, field
 
 import mlx.core as mx
 import numpy as np
 
+from mlxbatch.execution.arrays import with_rows
 from mlxbatch.execution.attention.layout import LayerKV
 
 
@@ -157,8 +157,8 @@ class KVLayer:
     def copy_tails(self, sources: mx.array, targets: mx.array) -> None:
         """Tail slots `targets` become copies of `sources` (int32 [n] each)."""
         self._tail = (
-            _set_rows(self._tail[0], targets, self._tail[0][sources]),
-            _set_rows(self._tail[1], targets, self._tail[1][sources]),
+            with_rows(self._tail[0], targets, self._tail[0][sources]),
+            with_rows(self._tail[1], targets, self._tail[1][sources]),
         )
 
     def resize_tails(self, num_slots: int) -> None:
@@ -177,8 +177,8 @@ class KVLayer:
         """Write the pending blocks into the pool (lazily; evaluate `pool_arrays`)."""
         for block_ids, k, v in self._pending:
             self._pool = (
-                _set_rows(self._pool[0], block_ids, k.swapaxes(1, 2)),
-                _set_rows(self._pool[1], block_ids, v.swapaxes(1, 2)),
+                with_rows(self._pool[0], block_ids, k.swapaxes(1, 2)),
+                with_rows(self._pool[1], block_ids, v.swapaxes(1, 2)),
             )
         self._pending = []
 
@@ -188,7 +188,7 @@ class KVLayer:
             tail.reshape(*tail.shape[:2], -1, self.block_size, tail.shape[3])[slots, :, ring_blocks]
             for tail in self._tail
         )
-        self._pool = (_set_rows(self._pool[0], block_ids, k), _set_rows(self._pool[1], block_ids, v))
+        self._pool = (with_rows(self._pool[0], block_ids, k), with_rows(self._pool[1], block_ids, v))
 
     def move_blocks(self, sources: mx.array, targets: mx.array) -> None:
         """Copy pool blocks, all read before any is written. Evaluates the pool before and after: a reader
@@ -198,8 +198,8 @@ class KVLayer:
         mx.eval(blocks)
         mx.synchronize()
         self._pool = (
-            _set_rows(self._pool[0], targets, blocks[0]),
-            _set_rows(self._pool[1], targets, blocks[1]),
+            with_rows(self._pool[0], targets, blocks[0]),
+            with_rows(self._pool[1], targets, blocks[1]),
         )
         mx.eval(self._pool)
 
@@ -209,13 +209,6 @@ class KVLayer:
             return
         self._pool = (_resized(self._pool[0], num_blocks), self._pool[1])
         self._pool = (self._pool[0], _resized(self._pool[1], num_blocks))
-
-
-def _set_rows(array: mx.array, index: mx.array, rows: mx.array) -> mx.array:
-    """`array` with `rows` at `index` of its first axis. Takes over the buffer if nothing else holds it."""
-    out = copy.copy(array)  # a second name of the value: an indexed write changes one name only
-    out[index] = rows
-    return out
 
 
 def _set_tokens(tail: mx.array, index: mx.array, tokens: mx.array) -> mx.array:

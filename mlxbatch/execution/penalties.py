@@ -20,7 +20,7 @@ class PenaltyCounts:
     def __init__(self) -> None:
         self._row_of: dict[int, int] = {}  # slot -> row of the arrays
         self._covered: dict[int, tuple[int, int]] = {}  # slot -> (seq_id, tokens counted)
-        self._generated: mx.array | None = None  # int32 [rows, vocab]
+        self._generated: mx.array | None = None  # uint16 [rows, vocab]
         self._prompt: mx.array | None = None  # bool [rows, vocab]
 
     def release(self, slots: Iterable[int]) -> None:
@@ -37,7 +37,7 @@ class PenaltyCounts:
         vocab = int(logits.shape[1])
         index = mx.array(np.array([self._prepare(row, vocab) for row in rows], np.int32))
         assert self._generated is not None and self._prompt is not None
-        is_output = np.array([row.position - 1 >= row.num_prompt_tokens for row in rows], np.int32)
+        is_output = np.array([row.position - 1 >= row.num_prompt_tokens for row in rows], np.uint16)
         self._generated = self._generated.at[index, inputs].add(mx.array(is_output))
         counts = self._generated[index]
         repeated = counts > 0
@@ -67,7 +67,7 @@ class PenaltyCounts:
         capacity = 0 if self._generated is None else int(self._generated.shape[0])
         if index >= capacity:
             added = max(4, capacity)
-            generated, prompt = mx.zeros((added, vocab), mx.int32), mx.zeros((added, vocab), mx.bool_)
+            generated, prompt = mx.zeros((added, vocab), mx.uint16), mx.zeros((added, vocab), mx.bool_)
             if self._generated is not None and self._prompt is not None:
                 generated = mx.concatenate([self._generated, generated])
                 prompt = mx.concatenate([self._prompt, prompt])
@@ -78,5 +78,5 @@ class PenaltyCounts:
         flags[np.array(row.history[: row.num_prompt_tokens], np.int64)] = True
         self._prompt[index] = mx.array(flags)
         self._generated[index] = mx.array(
-            np.bincount(history[row.num_prompt_tokens :], minlength=vocab).astype(np.int32)
+            np.bincount(history[row.num_prompt_tokens :], minlength=vocab).astype(np.uint16)
         )

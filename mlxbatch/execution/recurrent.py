@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 
 import mlx.core as mx
 from mlx_lm.models.cache import ArraysCache
 
+from mlxbatch.execution.arrays import with_rows
 from mlxbatch.execution.modes import StateShape
 
 
@@ -60,7 +60,7 @@ class RecurrentStates:
         arrays = self._arrays[layer]
         for index, (array, state) in enumerate(zip(arrays, cache.cache, strict=True)):
             if array is not None and state is not None:
-                arrays[index] = _set_rows(array, slots, state)
+                arrays[index] = with_rows(array, slots, state)
 
     def reset(self, slots: Sequence[int]) -> None:
         """Zero the states of `slots`. Some may be gone: their rows were preempted before the step began."""
@@ -70,7 +70,7 @@ class RecurrentStates:
         index = mx.array(slots)
         for arrays in self._arrays:
             arrays[:] = [
-                None if a is None else _set_rows(a, index, mx.zeros((len(slots), *a.shape[1:]), a.dtype))
+                None if a is None else with_rows(a, index, mx.zeros((len(slots), *a.shape[1:]), a.dtype))
                 for a in arrays
             ]
 
@@ -78,10 +78,4 @@ class RecurrentStates:
         """Slots `targets` become copies of `sources`."""
         source_slots, target_slots = mx.array(list(sources)), mx.array(list(targets))
         for arrays in self._arrays:
-            arrays[:] = [None if a is None else _set_rows(a, target_slots, a[source_slots]) for a in arrays]
-
-
-def _set_rows(array: mx.array, index: mx.array, rows: mx.array) -> mx.array:
-    out = copy.copy(array)  # a second name of the value: an indexed write changes one name only
-    out[index] = rows
-    return out
+            arrays[:] = [None if a is None else with_rows(a, target_slots, a[source_slots]) for a in arrays]

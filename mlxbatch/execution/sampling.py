@@ -14,6 +14,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from mlxbatch.execution.arrays import with_rows
 from mlxbatch.execution.noise import gumbel, sampling_keys
 from mlxbatch.execution.penalties import PenaltyCounts
 from mlxbatch.request import TokenLogprob
@@ -154,7 +155,7 @@ class Sampler:
             else:
                 index = mx.array(batch.penalised)
                 penalised = self._penalties.apply(logits[index], own, newest)
-                logits = _with_rows(logits, index, penalised)
+                logits = with_rows(logits, index, penalised)
         if batch.biases is not None:
             logits = logits.at[batch.biases.rows, batch.biases.tokens].add(batch.biases.values)
         return logits
@@ -170,7 +171,7 @@ class Sampler:
         positions = np.array([rows[i].position for i in batch.random], np.uint64)
         noise = gumbel(sampling_keys(batch.seeds, positions), int(own.shape[1]))
         drawn = mx.argmax(own + noise, axis=-1).astype(mx.int32)
-        return drawn if index is None else _with_rows(greedy, index, drawn)
+        return drawn if index is None else with_rows(greedy, index, drawn)
 
 
 def _host(array: mx.array) -> list[Any]:
@@ -190,12 +191,6 @@ def _biases_of(rows: Sequence[SampleRow]) -> _Biases | None:
     return _Biases(mx.array(indices), mx.array(tokens), mx.array(values, mx.float32))
 
 
-def _with_rows(array: mx.array, index: mx.array, rows: mx.array) -> mx.array:
-    out = mx.array(array)
-    out[index] = rows
-    return out
-
-
 def _filter(logits: mx.array, batch: _Batch) -> mx.array:
     """Minus infinity for what min_p, top_k and top_p exclude. Logits [m, vocab] are divided by temperature;
     equal logits at the edge are all kept."""
@@ -208,7 +203,7 @@ def _filter(logits: mx.array, batch: _Batch) -> mx.array:
     index = None if whole else mx.array(batch.filtered)
     own = logits if index is None else logits[index]
     kept = mx.where(own >= _edge(own, batch), own, -mx.inf)
-    return kept if index is None else _with_rows(logits, index, kept)
+    return kept if index is None else with_rows(logits, index, kept)
 
 
 def _edge(logits: mx.array, batch: _Batch) -> mx.array:
