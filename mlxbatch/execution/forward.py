@@ -83,7 +83,7 @@ class ModelForward:
         places = tuple(
             row.token_index + (padding if row.token_index >= rows else 0) for row in plan.samples
         )
-        logits = self._call(inputs, places, None)
+        logits = self._call(inputs, places, _StateUse(inputs.slots, fresh=False))
         return ForwardResult(None if logits is None else logits[:, 0], inputs.token_ids[:, 0], places)
 
     def _run_segmented(self, plan: StepPlan, previous_ids: mx.array | None) -> ForwardResult:
@@ -138,24 +138,24 @@ class ModelForward:
         return next((size - rows for size in self._row_sizes if size >= rows), 0) if rows else 0
 
     def _call(
-        self, inputs: ForwardInputs, places: tuple[int, ...], states: _StateUse | None
+        self, inputs: ForwardInputs, places: tuple[int, ...], states: _StateUse
     ) -> mx.array | None:
         """Run the model; logits of the tokens at `places`, or None without any."""
         caches = [self._cache(entry, inputs, states) for entry in self._profile.entries]
         axis = 0 if inputs.flat else 1
         self._selection.arm(self._on_device(places, int(inputs.token_ids.shape[axis])), axis)
         logits = self._selection.disarm(self._model(inputs.token_ids, cache=caches))
-        if states is not None:
-            for entry, cache in zip(self._profile.entries, caches, strict=True):
-                self._store(entry, cache, states)
+        for entry, cache in zip(self._profile.entries, caches, strict=True):
+            self._store(entry, cache, states)
         return logits if places else None
 
-    def _cache(self, entry: CacheEntry, inputs: ForwardInputs, states: _StateUse | None) -> Any:
+    def _cache(self, entry: CacheEntry, inputs: ForwardInputs, states: _StateUse) -> Any:
         if isinstance(entry, tuple):
             return CompositeCache([self._cache(part, inputs, states) for part in entry])
         if isinstance(entry, RecurrentEntry):
-            assert states is not None
-            return self.states.fresh(entry.state) if states.fresh else self.states.fetch(entry.state, states.slots)
+            if states.fresh:
+                return self.states.fresh(entry.state)
+            return self.states.fetch(entry.state, states.slots)
         if entry.layer is None:
             return IdleCache(inputs)
         layer, group = self._kv.layers[entry.layer], self._kv.group_of[entry.layer]

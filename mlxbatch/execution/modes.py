@@ -202,8 +202,9 @@ class _ProbeCache:
         if self.latent != isinstance(mask, mx.array):
             raise ModelError(f"its attention mask is {type(mask).__name__}")
         self.windows.add((mask.window if isinstance(mask, MaskMarker) else None) or self.window)
-        assert self.shape is not None
-        width = self.shape.k_dim if self.latent else self.shape.v_dim
+        if self._fresh is None:
+            raise ModelError("a layer attends before it has stored its keys")
+        width = self._fresh[0 if self.latent else 1].shape[3]
         return mx.zeros((*queries.shape[:3], width), queries.dtype)
 
 

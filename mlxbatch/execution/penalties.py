@@ -20,8 +20,8 @@ class PenaltyCounts:
     def __init__(self) -> None:
         self._row_of: dict[int, int] = {}  # slot -> row of the arrays
         self._covered: dict[int, tuple[int, int]] = {}  # slot -> (seq_id, tokens counted)
-        self._generated: mx.array | None = None  # uint16 [rows, vocab]
-        self._prompt: mx.array | None = None  # bool [rows, vocab]
+        self._generated = mx.zeros((0, 0), mx.uint16)  # [rows, vocab]
+        self._prompt = mx.zeros((0, 0), mx.bool_)  # [rows, vocab]
 
     def release(self, slots: Iterable[int]) -> None:
         for slot in slots:
@@ -30,13 +30,12 @@ class PenaltyCounts:
 
     def arrays(self) -> list[mx.array]:
         """State for the step's `async_eval`."""
-        return [array for array in (self._generated, self._prompt) if array is not None]
+        return [self._generated, self._prompt] if self._generated.size else []
 
     def apply(self, logits: mx.array, rows: Sequence[SampleRow], inputs: mx.array) -> mx.array:
         """Penalise float32 logits [n, vocab]; `inputs` int32 [n] are the rows' newest input tokens."""
         vocab = int(logits.shape[1])
         index = mx.array(np.array([self._prepare(row, vocab) for row in rows], np.int32))
-        assert self._generated is not None and self._prompt is not None
         is_output = np.array([row.position - 1 >= row.num_prompt_tokens for row in rows], np.uint16)
         self._generated = self._generated.at[index, inputs].add(mx.array(is_output))
         counts = self._generated[index]
@@ -64,15 +63,14 @@ class PenaltyCounts:
             taken = set(self._row_of.values())
             index = next(i for i in range(len(taken) + 1) if i not in taken)
             self._row_of[row.slot] = index
-        capacity = 0 if self._generated is None else int(self._generated.shape[0])
+        capacity = int(self._generated.shape[0])
         if index >= capacity:
             added = max(4, capacity)
             generated, prompt = mx.zeros((added, vocab), mx.uint16), mx.zeros((added, vocab), mx.bool_)
-            if self._generated is not None and self._prompt is not None:
+            if capacity:
                 generated = mx.concatenate([self._generated, generated])
                 prompt = mx.concatenate([self._prompt, prompt])
             self._generated, self._prompt = generated, prompt
-        assert self._generated is not None and self._prompt is not None
         history = np.array(row.history[:before], np.int64)
         flags = np.zeros(vocab, np.bool_)
         flags[np.array(row.history[: row.num_prompt_tokens], np.int64)] = True
