@@ -37,8 +37,8 @@ class LLM:
     ) -> None:
         if tensor_parallel_size != 1:
             raise UsageError(
-                f"tensor_parallel_size={tensor_parallel_size}: mlxbatch runs a model on the one GPU of a Mac. Leave it "
-                "out or set it to 1."
+                f"tensor_parallel_size={tensor_parallel_size}: mlxbatch runs a model on a Mac's one GPU. Leave it out "
+                "or set it to 1."
             )
         self.config = engine_config(model, settings)
         self._engine: EngineClient | None = _connect(self.config, in_process=in_process)

@@ -291,18 +291,18 @@ def test_stop_refuses_while_in_use_and_force_does_not(runtime: RuntimeDir) -> No
 def test_stop_reaches_an_engine_that_still_loads(runtime: RuntimeDir) -> None:
     launcher = scripted_launcher(runtime, None, "--load-seconds", "600")
     failed: list[Exception] = []
+    loading = threading.Event()  # the client has joined: from here on it hears why the engine stops
 
     def connect() -> None:
         try:
-            ProcessEngine(launcher)
+            ProcessEngine(launcher, on_loading=lambda *_: loading.set())
         except EngineError as error:
             failed.append(error)
 
     connecting = threading.Thread(target=connect)
     connecting.start()
-    while not (records := Registry(runtime).live()):
-        pass
-    stop_engine(records[0], runtime, force=True)
+    assert loading.wait(60)
+    stop_engine(Registry(runtime).live()[0], runtime, force=True)
     connecting.join(60)
     assert len(failed) == 1 and not is_alive(launcher.paths)
 

@@ -10,7 +10,7 @@ import pytest
 import sentencepiece
 import tiny_gguf
 import tiny_models
-from gguf import GGUFWriter, TokenType
+from gguf import GGUFValueType, GGUFWriter, TokenType
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -38,7 +38,7 @@ def written_gguf(path: Path, pre: str = "gpt-2", **flags: object) -> GgufFile:
     writer = GGUFWriter(str(path), "llama")
     tiny_gguf.write_tokenizer(writer, pre)
     for key, value in flags.items():
-        writer.add_key_value(f"tokenizer.ggml.{key}", value, tiny_gguf.GGUFValueType.BOOL)
+        writer.add_key_value(f"tokenizer.ggml.{key}", value, GGUFValueType.BOOL)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()
