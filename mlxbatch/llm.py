@@ -37,7 +37,7 @@ class LLM:
     ) -> None:
         if tensor_parallel_size != 1:
             raise UsageError(
-                f"tensor_parallel_size={tensor_parallel_size}: mlxbatch runs a model on a Mac's one GPU. Leave it out "
+                f"tensor_parallel_size={tensor_parallel_size}: one Mac has one GPU. Leave it out "
                 "or set it to 1."
             )
         self.config = engine_config(model, settings)
