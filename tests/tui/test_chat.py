@@ -233,3 +233,27 @@ def test_streamed_markdown_equals_markdown_given_at_once(tmp_path: Path) -> None
         assert any("copied" in line for line in streamed)
 
     run(scene())
+
+
+def test_switching_tabs_while_they_stream_neither_loses_nor_doubles_text(tmp_path: Path) -> None:
+    async def scene() -> None:
+        script = {name: [f"{name}{n:02d} " for n in range(40)] for name in ("a", "b", "c")}
+        async with on_stage(tmp_path, ScriptedEngine(script=script)) as stage:
+            screen = stage.app.chat_screen
+            for name in ("a", "b", "c"):
+                screen.send(name)
+                await screen.action_new_tab()
+            for number in range(60):  # no time to settle in between
+                stage.engine.step()
+                await screen.select_tab(number % 3)
+                await stage.app.tick()
+            await stage.settle()
+            for index, name in enumerate("abc"):
+                await screen.select_tab(index)
+                await stage.settle()
+                body = stage.app.chat_screen.transcript.views[-1].body
+                assert body is not None
+                assert body.source == "".join(script[name])
+                assert stage.text().count(f"{name}17") == 1
+
+    run(scene())

@@ -117,16 +117,32 @@ def drawable(text: str) -> int:
 class AnswerMarkdown(Markdown):
     """Markdown to which text is appended; `show` gives it the whole text as it stands."""
 
+    class Ready(Message):
+        """The first text is drawn; what has come since can be shown."""
+
     def __init__(self, text: str, *, streaming: bool) -> None:
         self.streaming = streaming
-        text = printable(text)
-        super().__init__(text, classes="answer", parser_factory=_new_parser)
+        super().__init__(classes="answer", parser_factory=_new_parser)
         self.BLOCKS = {**Markdown.BLOCKS, "fence": CodeFence, "code_block": CodeFence}
-        self._shown = len(text)
+        self._first = printable(text)
+        self._shown = len(self._first)
+        self._ready = False
         self._stream: MarkdownStream | None = None
+
+    def on_mount(self) -> None:
+        # Textual's own handler comes after this one and empties the widget; text appended before that would
+        # be lost or doubled.
+        self.call_next(self._begin)
+
+    async def _begin(self) -> None:
+        await self.update(self._first)
+        self._ready = True
+        self.post_message(self.Ready())
 
     async def show(self, text: str, *, finished: bool) -> None:
         """Append what is new in `text`; at the end, finish the last block."""
+        if not self._ready:
+            return
         text = printable(text)
         ready = len(text) if finished else drawable(text)
         if ready > self._shown:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
+from textual import on
 from textual.app import ComposeResult
 from textual.containers import Vertical
 from textual.content import Content
@@ -109,76 +110,79 @@ class MessageView(Vertical, can_focus=True):
         self.folded = True
         self._newly_dropped = newly_dropped
         self._code_copied = -1
-        self._was_streaming = answer is not None
-
-    @property
-    def body(self) -> AnswerMarkdown | None:
-        return self.query_one(AnswerMarkdown) if self.message.role == "assistant" else None
+        self._head = HeaderLine(self)
+        self._thought_head = ThoughtHead(self)
+        self._thoughts = Static(classes="thought-text", markup=False)
+        self._note = Static(classes="message-note", markup=False)
+        self.body: AnswerMarkdown | None = None
+        if message.role == "assistant":
+            self.body = AnswerMarkdown(message.content, streaming=answer is not None)
 
     def compose(self) -> ComposeResult:
         if self._newly_dropped:
             turns = "turn is" if self._newly_dropped == 1 else "turns are"
             text = f"context full: the {self._newly_dropped} oldest {turns} no longer in the prompt"
             yield Static(f"┄┄ {text} ┄┄", classes="message-dropped", markup=False)
-        yield HeaderLine(self)
-        if self.message.role == "user":
+        yield self._head
+        if self.body is None:
             for attachment in self.message.attachments:
                 length = size(len(attachment.text.encode()))
                 yield Static(Content(f"▤ {printable(attachment.name)}  {length}"), classes="message-file")
             if self.message.content:
                 yield Static(Content(printable(self.message.content)), classes="message-text")
-            return
-        yield ThoughtHead(self)
-        yield Static(classes="thought-text", markup=False)
-        yield AnswerMarkdown(self.message.content, streaming=self.answer is not None)
-        yield Static(classes="message-note", markup=False)
+        else:
+            yield self._thought_head
+            yield self._thoughts
+            yield self.body
+            yield self._note
 
     async def on_mount(self) -> None:
         await self.sync()
 
+    @on(AnswerMarkdown.Ready)
+    async def _body_ready(self) -> None:
+        await self.sync()
+
     async def sync(self) -> None:
         """Show the message as it stands now."""
-        if self.message.role == "user":
-            self.query_one(HeaderLine).redraw()
-            return
-        finished = self.message.status != "streaming"
-        if finished:
-            self.answer = None
-        self._show_thoughts()
-        body = self.query_one(AnswerMarkdown)
-        await body.show(self.message.content, finished=finished)
-        body.display = bool(self.message.content)
-        note = self.query_one(".message-note", Static)
-        note.display = bool(self.message.note)
-        if self.message.note:
-            mark = "✗ " if self.message.status == "error" else "┄ "
-            note.set_class(self.message.status == "error", "-error")
-            note.update(Content(mark + printable(self.message.note)))
-        self.query_one(HeaderLine).redraw()
+        if self.body is not None:
+            finished = self.message.status != "streaming"
+            if finished:
+                self.answer = None
+            self._show_thoughts()
+            await self.body.show(self.message.content, finished=finished)
+            self.body.display = bool(self.message.content)
+            self._show_note()
+        self._head.redraw()
 
     def redraw_header(self) -> None:
-        self.query_one(HeaderLine).redraw()
+        self._head.redraw()
+
+    def _show_note(self) -> None:
+        note, failed = self.message.note, self.message.status == "error"
+        self._note.display = bool(note)
+        if note:
+            self._note.set_class(failed, "-error")
+            self._note.update(Content(("✗ " if failed else "┄ ") + printable(note)))
 
     def _show_thoughts(self) -> None:
-        head, text = self.query_one(ThoughtHead), self.query_one(".thought-text", Static)
-        head.display = bool(self.message.reasoning)
-        text.display = bool(self.message.reasoning) and not self.folded
-        if head.display:
-            head.redraw()
-        if text.display:
-            text.update(Content(printable(self.message.reasoning.strip())))
+        thinking = bool(self.message.reasoning)
+        self._thought_head.display = thinking
+        self._thoughts.display = thinking and not self.folded
+        if thinking:
+            self._thought_head.redraw()
+        if self._thoughts.display:
+            self._thoughts.update(Content(printable(self.message.reasoning.strip())))
 
     def watch_has_focus(self, has_focus: bool) -> None:
         super().watch_has_focus(has_focus)
-        for header in self.query(HeaderLine):
-            header.redraw()
+        self._head.redraw()
 
     def action_copy(self) -> None:
         self.post_message(self.Command(self, "copy", self.message.content))
 
     def action_copy_code(self) -> None:
-        body = self.body
-        blocks = body.code_blocks() if body is not None else []
+        blocks = self.body.code_blocks() if self.body is not None else []
         if blocks:
             self._code_copied = (self._code_copied + 1) % len(blocks)
             self.post_message(self.Command(self, "copy", blocks[self._code_copied]))

@@ -22,7 +22,7 @@ TabState = Literal["idle", "waiting", "prefill", "thinking", "decoding", "unseen
 TITLE_LENGTH = 40
 
 # A chat that says nothing about sampling gets the engine's defaults, but no limit on its answers.
-CHAT_DEFAULTS: dict[str, object] = {"max_tokens": None}
+CHAT_DEFAULTS: dict[str, object] = {"max_tokens": None, "temperature": 0.7, "top_p": 0.95}
 
 
 class ChatSession:

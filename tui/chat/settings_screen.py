@@ -16,8 +16,8 @@ from mlxbatch.tui.chat.commands import PARAMETERS, read_parameter
 from mlxbatch.tui.chat.session import ChatSession
 
 _EXPLAINED = {
-    "temperature": "0 is greedy, default 1.0",
-    "top_p": "keep this share of probability, default 1.0",
+    "temperature": "0 is greedy, default 0.7",
+    "top_p": "keep this share of probability, default 0.95",
     "top_k": "keep this many tokens, 0 is all",
     "min_p": "least share of the likeliest, default 0.0",
     "repetition_penalty": "1.0 is off",

@@ -102,6 +102,9 @@ class Sidebar(Canvas):
         self._engine_key = ""
 
     def show(self, snapshot: Snapshot | None, view: ViewState, status: str, engine_key: str) -> None:
+        shown = (self._snapshot, self._view, self._status, self._engine_key)
+        if shown[0] is snapshot and shown[1:] == (view, status, engine_key):
+            return  # snapshots come four times a second, and this is asked ten times
         self._snapshot, self._view, self._status, self._engine_key = snapshot, view, status, engine_key
         self.redraw()
 
