@@ -35,8 +35,8 @@ examples:
   git diff | mlxbatch chat - -p "Review this change." > review.md"""
 
 SAMPLING_SETTINGS = (
-    Setting("temperature", number, "0 is greedy (default: 1)", "T"),
-    Setting("top_p", number, "sample from the likeliest tokens that make up this probability", "P"),
+    Setting("temperature", number, "0 is greedy (default: 0.7)", "T"),
+    Setting("top_p", number, "sample from the likeliest tokens that make up this probability (default: 0.95)", "P"),
     Setting("top_k", integer, "sample from the K likeliest tokens", "K"),
     Setting("min_p", number, "drop tokens below this share of the likeliest one's probability", "P"),
     Setting("repetition_penalty", number, "above 1 makes repetition less likely", "R"),

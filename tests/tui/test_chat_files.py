@@ -141,7 +141,7 @@ def test_settings_reach_the_engine_and_the_history(tmp_path: Path) -> None:
             await stage.press("enter")
             await stage.say("hello")
             submit = stage.engine.submitted[0]
-            assert submit.params == {"max_tokens": 7}
+            assert submit.params == {"max_tokens": 7, "temperature": 0.7, "top_p": 0.95}
             assert submit.messages == [
                 {"role": "system", "content": "Answer in French."},
                 {"role": "user", "content": "hello"},
