@@ -5,25 +5,46 @@
 
 A cycle starts `mlxbatch run --resume` and kills it after a random time, mostly while it writes. After each kill the
 output may hold no id twice, and every whole record must equal that of an undisturbed run. A run that ends by itself
-is checked for completeness and a new output is begun.
+is checked for completeness and a new output is begun. Runs are forked from a server that has imported what they
+need, so that a cycle costs no second for imports.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import random
 import signal
-import subprocess
 import sys
 import tempfile
 import time
 from dataclasses import dataclass, field
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-HERE = Path(__file__).parent
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
+
 Answers = dict[str, str]
+PRELOADED = {
+    "fake": ["fake_run", "mlxbatch.batch.session"],
+    "tiny": ["mlxbatch.batch.session", "mlxbatch.engine.local"],
+}
+
+
+def run_in_child(engine: str, folder: Path, arguments: list[str]) -> None:
+    """`mlxbatch run` in the process that is to be killed."""
+    from mlxbatch.cli import run
+    from mlxbatch.cli.main import main
+
+    os.chdir(folder)
+    os.environ["MLXBATCH_CONFIG"] = str(folder / "none.toml")
+    if engine == "fake":
+        from fake_run import open_fake_engine
+
+        run.engine_opener = lambda args, reporter: open_fake_engine
+    sys.exit(main(["run", *arguments]))
 
 
 @dataclass
@@ -36,10 +57,10 @@ class Tally:
 
 @dataclass
 class Rig:
-    """One input, the command that answers it, and what its undisturbed run gave."""
+    """One input, the engine that answers it, and what its undisturbed run gave."""
 
+    engine: str
     folder: Path
-    command: list[str]
     requests: int
     seed: int
     tally: Tally = field(default_factory=Tally)
@@ -47,24 +68,36 @@ class Rig:
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
         self.out = self.folder / "out.jsonl"
-        self.environ = os.environ | {"MLXBATCH_CONFIG": str(self.folder / "none.toml")}
+        self.context = multiprocessing.get_context("forkserver")
+        self.context.set_forkserver_preload(PRELOADED[self.engine])
+        self.start_server()
         with (self.folder / "in.jsonl").open("w") as file:
             for number in range(self.requests):
                 file.write(json.dumps({"id": f"id-{number}", "prompt": f"Request number {number}"}) + "\n")
         began = time.monotonic()
         process = self.start("undisturbed.jsonl")
-        while process.poll() is None and not _size(self.folder / "undisturbed.jsonl"):
+        while process.is_alive() and not _size(self.folder / "undisturbed.jsonl"):
             time.sleep(0.005)
         self.first_seconds = time.monotonic() - began  # until the first record
-        code = process.wait()
+        process.join()
         self.whole_seconds = time.monotonic() - began
         self.expected = answers_in(self.folder / "undisturbed.jsonl")
-        if code != 0 or len(self.expected) != self.requests:
-            raise SystemExit(f"the undisturbed run failed with exit code {code}")
+        if process.exitcode != 0 or len(self.expected) != self.requests:
+            raise SystemExit(f"the undisturbed run failed with exit code {process.exitcode}")
 
-    def start(self, output: str) -> subprocess.Popen[bytes]:
-        flags = ["-i", "in.jsonl", "-o", output, "--resume", "--temperature", "0", "-q"]
-        return subprocess.Popen([*self.command, *flags], cwd=self.folder, env=self.environ)
+    def start_server(self) -> None:
+        """Once, so that its imports do not count as a run's time."""
+        process = self.context.Process(target=os.getpid)
+        process.start()
+        process.join()
+
+    def start(self, output: str) -> BaseProcess:
+        arguments = ["-i", "in.jsonl", "-o", output, "--resume", "--temperature", "0", "-q"]
+        if self.engine == "tiny":
+            arguments += ["--in-process", "-m", "model", "--max-tokens", "12"]
+        process = self.context.Process(target=run_in_child, args=(self.engine, self.folder, arguments))
+        process.start()
+        return process
 
     def cycle(self) -> None:
         """Start or resume, kill, check."""
@@ -73,22 +106,22 @@ class Rig:
         if self.random.random() < 0.2:
             delay = self.random.uniform(0, self.first_seconds)  # while it starts
         else:
-            while process.poll() is None and _size(self.out) <= before:
+            while process.is_alive() and _size(self.out) <= before:
                 time.sleep(0.002)
             delay = self.random.uniform(0, self.whole_seconds - self.first_seconds)  # while it writes
-        try:
-            code = process.wait(delay)
-        except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGKILL)
-            process.wait()
+        process.join(delay)
+        if process.is_alive():
+            process.kill()
+            process.join()
+        if process.exitcode == -signal.SIGKILL:
             self.tally.kills += 1
             self.tally.before_first_record += _size(self.out) <= before
             self.tally.torn += bool(_size(self.out)) and not self.out.read_bytes().endswith(b"\n")
             self.check(complete=False)
-            return
-        if code != 0:
-            raise SystemExit(f"a run ended with exit code {code}")
-        self.complete()
+        elif process.exitcode == 0:
+            self.complete()
+        else:
+            raise SystemExit(f"a run ended with exit code {process.exitcode}")
 
     def complete(self) -> None:
         self.check(complete=True)
@@ -123,17 +156,13 @@ def answers_in(path: Path) -> Answers:
     return found
 
 
-def command_for(engine: str, folder: Path) -> list[str]:
-    if engine == "fake":
-        return [sys.executable, str(HERE / "fake_run.py"), "run"]
+def write_tiny_model(folder: Path) -> None:
     from mlxbatch.execution.backend import prepare_backend
 
     prepare_backend()
-    sys.path.insert(0, str(HERE.parent))
     from tiny_models import write_dir
 
-    write_dir("llama", folder / "model")
-    return [sys.executable, "-m", "mlxbatch.cli.main", "run", "-m", "model", "--max-tokens", "24", "--in-process"]
+    write_dir("llama", folder)
 
 
 def main() -> None:
@@ -145,13 +174,17 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="mlxbatch-kill-") as name:
         folder = Path(name)
-        rig = Rig(folder, command_for(options.engine, folder), options.requests, options.seed)
+        if options.engine == "tiny":
+            write_tiny_model(folder / "model")
+        rig = Rig(options.engine, folder, options.requests, options.seed)
         while rig.tally.kills < options.cycles:
             rig.cycle()
             if rig.tally.kills % 20 == 0:
                 print(f"{rig.tally.kills} of {options.cycles} kills", file=sys.stderr)
         if rig.out.exists():
-            if rig.start(rig.out.name).wait() != 0:
+            last = rig.start(rig.out.name)
+            last.join()
+            if last.exitcode != 0:
                 raise SystemExit("the last resume failed")
             rig.complete()
         tally = rig.tally
