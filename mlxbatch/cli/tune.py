@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from mlxbatch.config import EngineConfig
 
 CHUNK = 512  # tokens of the largest measured chunk
+BUSY = 1.2  # median over fastest of equal steps, from which the measurement is not to be trusted
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -99,7 +100,8 @@ def _measure(args: argparse.Namespace, config: EngineConfig, budget: float) -> t
             seconds=budget,
             progress=progress,
         )
-        decode, prefill = measurer.run().points()
+        measured_points = measurer.run()
+        decode, prefill = measured_points.points()
         took = time.monotonic() - began
         progress("")
         experts = None
@@ -118,6 +120,7 @@ def _measure(args: argparse.Namespace, config: EngineConfig, budget: float) -> t
                 "attention": stats["attention"],
                 "block_size": config.block_size,
                 "seconds": round(took, 1),
+                "spread": round(measured_points.spread, 3),
             },
         )
     finally:
@@ -184,6 +187,12 @@ def _print(curve: MeasuredCurve, fit: Saturation, cap: Cap, experts: Experts | N
     console.print(
         f"[bold]max_num_seqs=auto is now {cap.rows}[/]: {cap.reason}." if saved else f"cap {cap.rows}: {cap.reason}."
     )
+    spread = float(str(curve.details["spread"]))
+    if spread > BUSY:
+        console.print(
+            f"[yellow]Equal steps differed by {100 * (spread - 1):.0f}%: the machine was busy. "
+            "Measure again when it is idle.[/]"
+        )
     if saved:
         console.print(f"saved to {saved}", style="dim")
 

@@ -36,6 +36,12 @@ class Measurement:
     short: list[DecodePoint] = field(default_factory=list)
     long: list[DecodePoint] = field(default_factory=list)
     prefill: list[PrefillPoint] = field(default_factory=list)
+    spreads: list[float] = field(default_factory=list)  # of each point: median of its times over the fastest
+
+    @property
+    def spread(self) -> float:
+        """How uneven equal steps were, at the median of all points: about 1 on an idle machine."""
+        return statistics.median(self.spreads) if self.spreads else 1.0
 
     def points(self) -> tuple[tuple[DecodePoint, ...], tuple[PrefillPoint, ...]]:
         """Points with every number of rows brought to the shortest context, as a MeasuredCurve wants them.
@@ -191,8 +197,9 @@ class Measurer:
             running = self._core.scheduler.running
             contexts.append(statistics.mean(seq.num_computed for seq in running))
             slow = self._clock() - began > POINT_SECONDS and len(times) >= FEWEST_STEPS
-            if len(times) >= STEPS or slow:
+            if len(times) >= STEPS or slow or self._left <= 0:
                 break
+        self.result.spreads.append(statistics.median(times) / min(times))
         faster = sorted(times)[: max(1, (len(times) + 1) // 2)]
         return statistics.median(faster), statistics.mean(contexts)
 

@@ -106,6 +106,18 @@ def test_a_slow_machine_is_measured_within_its_time() -> None:
         assert seconds == pytest.approx(slow.seconds(rows, 0, curve.base_context), rel=0.05)
 
 
+def test_a_busy_machine_is_noticed() -> None:
+    machine = Machine(SHAPE, Staircase(), kv_budget=1 << 30, max_model_len=4096)
+    spreads = []
+    for jitter in (0.0, 0.6):
+        simulation = Simulation(machine, Setup(8, 512, jitter=jitter))
+        core = EngineCore(simulation.scheduler, simulation.device, Silent(), clock=simulation.clock)  # type: ignore[arg-type]
+        measurer = Measurer(core, most_rows=8, max_model_len=4096, max_prompt=512, clock=simulation.clock)
+        spreads.append(measurer.run().spread)
+    assert spreads[0] == pytest.approx(1.0, abs=0.01)
+    assert spreads[1] > 1.2
+
+
 def test_few_rows() -> None:
     assert set(measure(Staircase(), rows=1).seconds_by_rows()) == {1}
     assert set(measure(Staircase(), rows=6).seconds_by_rows()) == {1, 2, 3, 4, 5, 6}
