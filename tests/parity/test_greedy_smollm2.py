@@ -11,13 +11,13 @@ from mlxbatch.models import load
 from mlxbatch.models.loaded import LoadedModel
 from mlxbatch.request import SamplingParams
 
-NEW_TOKENS = 20
+NEW_TOKENS = 12
 
 
 @pytest.fixture(scope="module")
 def smollm2() -> tuple[LoadedModel, list[list[int]], list[OracleAnswer]]:
     loaded = load("smollm2-135m")
-    prompts = [list(prompt) for prompt in chat_prompts(loaded.tokenizer, 8)]
+    prompts = [list(prompt) for prompt in chat_prompts(loaded.tokenizer, 6)]
     return loaded, prompts, [greedy(loaded.model, prompt, NEW_TOKENS) for prompt in prompts]
 
 
