@@ -250,7 +250,8 @@ def test_an_engine_that_cannot_load_tells_the_reason(runtime: RuntimeDir) -> Non
 
 
 def test_an_engine_that_dies_while_it_loads_shows_its_log(runtime: RuntimeDir) -> None:
-    with pytest.raises(EngineError, match="died while it loaded") as died:
+    # Whether the client joins before the engine dies is a race; its log is shown either way.
+    with pytest.raises(EngineError, match=r"died while it loaded|did not start \(exit code -6\)") as died:
         ProcessEngine(scripted_launcher(runtime, None, "--die-loading"))
     assert str(died.value).endswith("Fatal Python error: Aborted")
 
