@@ -11,7 +11,7 @@ from mlxbatch.models import load
 from mlxbatch.models.loaded import LoadedModel
 from mlxbatch.request import SamplingParams
 
-NEW_TOKENS = 12
+NEW_TOKENS = 16  # two blocks of the small pool
 
 
 @pytest.fixture(scope="module")
