@@ -144,6 +144,7 @@ def play(folder: Path, keep: Callable[[str, str], None]) -> None:
         terminal.press("Enter")
         terminal.wait("the chat that was found", lambda screen: "┃ Explain how rain forms." in screen)
         terminal.press("Escape")
+        terminal.wait("the composer to have the focus", lambda screen: "answer again" not in screen)
         terminal.tmux("set-buffer", "first line\nsecond line\n  third line")
         terminal.tmux("paste-buffer", "-p")
         pasted = terminal.wait("three lines in the composer", lambda screen: "│   third line" in screen)
