@@ -14,7 +14,6 @@ prepare_backend()
 
 import mlx.core as mx  # noqa: E402
 
-from mlxbatch.execution.attention import reference  # noqa: E402
 from mlxbatch.execution.attention.layout import (  # noqa: E402
     AttentionSpec,
     ChunkLayout,
@@ -164,12 +163,9 @@ def test_decode_equals_the_definition(case: str, queries: int, with_sinks: bool)
 @pytest.mark.parametrize("tiled", [False, True], ids=["", "tiled"])
 @pytest.mark.parametrize("with_sinks", [False, True], ids=["", "sinks"])
 @pytest.mark.parametrize("case", CASES)
-def test_prefill_equals_the_definition(
-    case: str, with_sinks: bool, tiled: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_prefill_equals_the_definition(case: str, with_sinks: bool, tiled: bool) -> None:
     heads, kv_heads, k_dim, v_dim, spec = CASES[case]
-    if tiled:  # two or three queries to a tile
-        monkeypatch.setattr(reference, "_SCORE_BYTES", 4 * heads * 60)
+    attention = ReferenceAttention(4 * heads * 60 if tiled else None)  # a few queries to a tile
     block_size = 4
     rng = np.random.default_rng(7)
     for flushed, start, length in ((0, 0, 1), (0, 0, 13), (0, 3, 9), (8, 8, 5), (8, 13, 20), (24, 31, 1)):
@@ -180,7 +176,7 @@ def test_prefill_equals_the_definition(
         q = rng.standard_normal((heads, length, k_dim), np.float32)
         sinks = rng.standard_normal(heads) if with_sinks else None
         layout = ChunkLayout(2, mx.array(row.table, mx.int32), row.first, flushed, start, length)
-        out = ReferenceAttention().prefill(
+        out = attention.prefill(
             mx.array(q)[None],
             mx.array(k.swapaxes(0, 1))[None],
             mx.array(v.swapaxes(0, 1))[None],
@@ -196,10 +192,8 @@ def test_prefill_equals_the_definition(
 
 
 @pytest.mark.parametrize("queries", [1, 2])
-def test_latent_decode_and_prefill_equal_the_definition(
-    queries: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(reference, "_SCORE_BYTES", 4 * 4 * 60 if queries == 1 else 1 << 20)
+def test_latent_decode_and_prefill_equal_the_definition(queries: int) -> None:
+    attention = ReferenceAttention(4 * 4 * 60 if queries == 1 else None)
     heads, latent, rope, block_size = 4, 16, 8, 4
     rng = np.random.default_rng(3)
     memory = Memory(rng, block_size, 1, latent, rope)
@@ -211,7 +205,7 @@ def test_latent_decode_and_prefill_equal_the_definition(
     kv = memory.kv(mx.float32)
     q = rng.standard_normal((len(rows), heads, queries, latent + rope), np.float32)
     scaled = mx.array(q[..., latent:] * spec.scale)
-    out = ReferenceAttention().decode_latent(
+    out = attention.decode_latent(
         mx.array(q[..., :latent]), scaled, kv, decode_layout(rows), spec
     )
     for index, row in enumerate(rows):
@@ -222,7 +216,7 @@ def test_latent_decode_and_prefill_equal_the_definition(
     fresh = rng.standard_normal((length, 1, latent + rope), np.float32)
     q = rng.standard_normal((heads, length, latent + rope), np.float32)
     layout = ChunkLayout(4, mx.array(row.table, mx.int32), row.first, row.flushed, row.length, length)
-    out = ReferenceAttention().prefill_latent(
+    out = attention.prefill_latent(
         mx.array(q[None, ..., :latent]),
         mx.array(q[None, ..., latent:] * spec.scale),
         mx.array(fresh.swapaxes(0, 1)[None, ..., :latent]),
