@@ -37,6 +37,10 @@ def test_nothing_that_a_terminal_obeys_is_left(text: str) -> None:
     assert len(printable(text)) == len(text)
 
 
+def test_lines_hold_no_control_characters() -> None:
+    assert Line(("\x1b[31mred", "text")).add("\x9b0m").text == "␛[31mred\ufffd0m"
+
+
 def test_the_right_side_wins_over_the_left() -> None:
     assert Line(("a long left side", "text")).right([("end", "text")], 10).text == "a long…end"
     assert Line(("left", "text")).right([("end", "text")], 10).text == "left   end"

@@ -77,6 +77,8 @@ def test_an_explicit_max_tokens_keeps_that_much_room() -> None:
     turns = conversation([31, 10, 10])
     assert fit(turns, 100, max_tokens=10).dropped == 0
     assert fit(turns, 100, max_tokens=60).dropped == 2
+    assert fit(turns, 100, max_tokens=49).dropped == 0  # 51 tokens are exactly what is left
+    assert fit(turns, 100, max_tokens=50).dropped == 2
 
 
 def test_a_last_turn_that_leaves_little_room_still_goes() -> None:
