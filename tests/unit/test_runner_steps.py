@@ -136,6 +136,7 @@ def test_slots_may_grow_while_sequences_run() -> None:
 
 class RecordingAttention(ReferenceAttention):
     def __init__(self) -> None:
+        super().__init__()
         self.layouts: list[DecodeLayout] = []
 
     def decode(self, q, kv, layout, spec, sinks=None):
