@@ -177,11 +177,11 @@ class ClientConnection(asyncio.Protocol):
         if self.closed or self.paused_since is not None or not self._dirty:
             return
         self._next_flush = self._loop.time() + FLUSH_INTERVAL
-        dirty, self._dirty = self._dirty, {}
         deltas: list[Delta] = []
         timings: list[Timing] = []
         size = 0
-        for request in dirty.values():
+        while self._dirty and self.paused_since is None:  # sending a frame may fill the socket
+            request = self._dirty.pop(next(iter(self._dirty)))
             size += request.unsent_bytes
             deltas += request.take()
             if request.finished:
@@ -225,6 +225,8 @@ class ClientConnection(asyncio.Protocol):
         if now - self.paused_since > STALL_SECONDS:
             return f"it has not read for {now - self.paused_since:.0f} s"
         unread = sum(request.unsent_bytes for request in self._dirty.values())
+        if self._transport is not None:
+            unread += self._transport.get_write_buffer_size()
         return f"it left {unread:,} bytes unread" if unread > STALL_BYTES else None
 
     def info(self) -> ClientInfo:

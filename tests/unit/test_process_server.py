@@ -251,12 +251,14 @@ def test_a_client_that_does_not_read_neither_delays_others_nor_loses_text(tmp_pa
 def test_a_client_that_leaves_too_much_unread_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mlxbatch.process.connection.STALL_BYTES", 100_000)
     monkeypatch.setattr("mlxbatch.process.connection.WRITE_HIGH", 1000)
-    engine = ScriptedEngine(Script(slots=150, burst=40))
+    gate = Gate()
+    engine = ScriptedEngine(Script(slots=150, burst=40, on_step=gate))
     with serving(tmp_path, engine=engine) as server:
         slow = server.wire()
         for number in range(150):
             slow.send(ask(f"s{number}", f"slow {number}", max_tokens=4000))
-        settle(slow)
+        settle(slow)  # the last that this client reads: no answer has begun
+        gate.open()
         while server.on_loop(lambda: len(server.server._clients)):
             server.on_loop(server.server.tick)
         assert server.on_loop(lambda: server.server._table.num_unfinished) in range(151)
