@@ -1,4 +1,4 @@
-"""Which BLAS MLX's CPU backend computes with. Call `prepare_backend()` before anything imports `mlx.core`."""
+"""Which BLAS MLX uses on a CPU, and on how many threads. Call `prepare_backend()` before importing `mlx.core`."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ logger = logging.getLogger(__name__)
 
 BLAS_VARIABLE = "MLXBATCH_BLAS"
 _SYSTEM_OPENBLAS = ("libopenblas.so.0", "libopenblas.so")
+_THREAD_VARIABLES = ("MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
 @functools.cache
@@ -34,6 +35,7 @@ def prepare_backend() -> str | None:
     if "mlx.core" in sys.modules:
         logger.warning("mlx.core was imported before a fast BLAS could be loaded: expect slow products")
         return None
+    _leave_a_core_free()
     chosen = os.environ.get(BLAS_VARIABLE)
     if chosen:
         try:
@@ -56,6 +58,18 @@ def prepare_backend() -> str | None:
         BLAS_VARIABLE,
     )
     return None
+
+
+def _leave_a_core_free() -> None:
+    """As many BLAS threads as cores but one, and none that spins, unless the user's environment says otherwise.
+
+    Python and MLX keep a core busy between products. BLAS threads wait for each other by spinning: with one on
+    every core, each product waits for the one that lost its core (2 cores, another process busy: 6 times slower).
+    """
+    if not any(variable in os.environ for variable in (*_THREAD_VARIABLES, "OMP_NUM_THREADS")):
+        threads = str(max(1, len(os.sched_getaffinity(0)) - 1))
+        os.environ.update(dict.fromkeys(_THREAD_VARIABLES, threads))
+    os.environ.setdefault("KMP_BLOCKTIME", "0")
 
 
 def _mkl_libraries() -> Iterator[str]:

@@ -248,5 +248,5 @@ class LatentLayerCache(LayerCache):
 
 
 def _tokens(array: mx.array) -> mx.array:
-    """[T, H, 1, D] or [1, H, n, D] -> [T, H, D]."""
-    return array[:, :, 0] if array.shape[2] == 1 else array[0].swapaxes(0, 1)
+    """[T, H, 1, D] as it is, or [1, H, n, D] -> [n, H, D]: tokens first."""
+    return array if array.shape[2] == 1 else array[0].swapaxes(0, 1)

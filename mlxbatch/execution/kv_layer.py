@@ -133,7 +133,8 @@ class KVLayer:
     def write(
         self, k: mx.array, v: mx.array, write: TailWrite | None, pending: PendingWrite | None
     ) -> None:
-        """Take the fresh K [T, kv_heads, k_dim] and V [T, kv_heads, v_dim] of a forward pass.
+        """Take the fresh K [T, kv_heads, k_dim] and V [T, kv_heads, v_dim] of a forward pass; an axis of length
+        one before the last is allowed.
 
         Pending blocks are put together from the tails as they were, before the ring indices are reused.
         """
@@ -149,9 +150,11 @@ class KVLayer:
         self._tail = (_set_tokens(self._tail[0], index, k), _set_tokens(self._tail[1], index, v))
 
     def _gather_blocks(self, fresh: mx.array, tail: mx.array, pending: PendingWrite) -> mx.array:
+        kv_heads, dim = tail.shape[1], tail.shape[3]
+        fresh = fresh.reshape(-1, kv_heads, dim)
         if pending.held is not None:
-            rows = tail.reshape(-1, tail.shape[3])[pending.held.index(self.shape.kv_heads)]
-            fresh = mx.concatenate([fresh, rows.reshape(-1, *fresh.shape[1:])])
+            rows = tail.reshape(-1, dim)[pending.held.index(kv_heads)]
+            fresh = mx.concatenate([fresh, rows.reshape(-1, kv_heads, dim)])
         return fresh[pending.sources]
 
     def copy_tails(self, sources: mx.array, targets: mx.array) -> None:

@@ -43,12 +43,12 @@ class RowPlan:
 
 
 def tail_places(
-    layout: DecodeLayout, kv_heads: int, tail_len: int, window: int | None, q_len: int, queries: int
+    layout: DecodeLayout, kv_heads: int, tail_len: int, window: int | None, q_len: int
 ) -> tuple[mx.array, mx.array | None]:
     """Where the rows' tail positions are, as far as the longest row needs: index [R, Hk, U] into the tail's
-    (slot, head, ring) rows and mask [R, 1, 1 or M, U], None if every query sees every entry. Entries that no
+    (slot, head, ring) rows and mask [R, 1, q_len, U], None if every query sees every entry. Entries that no
     query sees point at the newest token."""
-    key = ("reference", kv_heads, tail_len, window, q_len, queries)
+    key = ("reference", kv_heads, tail_len, window, q_len)
     found = layout.step.get(key)
     if found is None:
         slots, flushed, lengths = (
@@ -65,24 +65,21 @@ def tail_places(
         ring = np.where(mask.any(axis=1), position, newest) % tail_len
         heads = slots * kv_heads + np.arange(kv_heads, dtype=np.int32)
         index = mx.array(heads[:, :, None] * tail_len + ring[:, None])
-        if mask.all():
-            found = index, None
-        else:
-            found = index, mx.array(np.tile(mask, (1, queries // q_len if q_len > 1 else 1, 1))[:, None])
+        found = index, None if mask.all() else mx.array(mask[:, None])
         layout.step[key] = found
     return found
 
 
-def row_plan(layout: DecodeLayout, kv_heads: int, block_size: int) -> RowPlan:
-    key = ("reference", kv_heads)
+def row_plan(layout: DecodeLayout, heads: int, kv_heads: int, block_size: int) -> RowPlan:
+    key = ("reference", heads, kv_heads)
     found = layout.stable.get(key)
     if found is None:
-        found = _make_row_plan(layout, kv_heads, block_size)
+        found = _make_row_plan(layout, heads, kv_heads, block_size)
         layout.stable[key] = found
     return found
 
 
-def _make_row_plan(layout: DecodeLayout, kv_heads: int, block_size: int) -> RowPlan:
+def _make_row_plan(layout: DecodeLayout, heads: int, kv_heads: int, block_size: int) -> RowPlan:
     blocks = np.array(layout.host_flushed) // block_size - np.array(layout.host_first)
     order = np.argsort(-blocks, kind="stable")
     cuts = [0]
@@ -96,7 +93,7 @@ def _make_row_plan(layout: DecodeLayout, kv_heads: int, block_size: int) -> RowP
         order = np.arange(len(order))
     tables = np.array(layout.tables)
     classes = tuple(
-        _length_class(layout, order[a:b], tables, blocks, kv_heads, block_size, whole=len(cuts) == 2)
+        _length_class(layout, order[a:b], tables, blocks, heads, kv_heads, block_size, whole=len(cuts) == 2)
         for a, b in itertools.pairwise(cuts)
     )
     restore = None if len(cuts) == 2 else mx.array(np.argsort(order).astype(np.int32))
@@ -108,6 +105,7 @@ def _length_class(
     rows: np.ndarray,
     tables: np.ndarray,
     blocks: np.ndarray,
+    heads: int,
     kv_heads: int,
     block_size: int,
     *,
@@ -117,30 +115,31 @@ def _length_class(
     exists = np.arange(width) < blocks[rows][:, None]
     # A missing block is read, with weight zero, as the row's own first block: never another sequence's.
     own = np.where(exists, tables[rows, :width], tables[rows, :1])
-    heads = np.arange(kv_heads)
     position = (np.array(layout.host_first)[rows][:, None] + np.arange(width)) * block_size
     position = (position[:, :, None] + np.arange(block_size)).reshape(len(rows), 1, 1, -1)
     valid = np.repeat(exists, block_size, axis=1)[:, None, None]
-    query_index = np.broadcast_to((rows[:, None] * kv_heads + heads)[:, None], (len(rows), width, kv_heads))
+    head = np.arange(heads)
+    query_index = np.broadcast_to((rows[:, None] * heads + head)[:, None], (len(rows), width, heads))
+    block_index = own[:, :, None] * kv_heads + head // (heads // kv_heads)
     return LengthClass(
         rows=None if whole else mx.array(rows.astype(np.int32)),
         num_blocks=width,
         tables=mx.array(own.astype(np.int32)),
         query_index=mx.array(query_index.astype(np.uint32)),
-        block_index=mx.array((own[:, :, None] * kv_heads + heads).astype(np.uint32)),
+        block_index=mx.array(block_index.astype(np.uint32)),
         positions=mx.array(position.astype(np.int32)),
         valid=None if exists.all() else mx.array(valid),
     )
 
 
 def pool_mask(
-    rows: LengthClass, layout: DecodeLayout, window: int | None, q_len: int, queries: int
+    rows: LengthClass, layout: DecodeLayout, window: int | None, q_len: int
 ) -> tuple[mx.array | None, mx.array | None]:
-    """Which pool positions each query sees, [Rc, 1, 1 or M, K]; and, within a window, which of them any
+    """Which pool positions each query sees, [Rc, 1, 1 or q_len, K]; and, within a window, which of them any
     query sees, [Rc, blocks, 1, B, 1]: values elsewhere may be anything."""
     if window is None:
         return rows.valid, None
-    key = ("reference", id(rows), window, q_len, queries)
+    key = ("reference", id(rows), window, q_len)
     found = layout.step.get(key)
     if found is None:
         lengths = layout.lengths if rows.rows is None else layout.lengths[rows.rows]
@@ -149,8 +148,6 @@ def pool_mask(
         if rows.valid is not None:
             mask = mask & rows.valid
         readable = mask[:, :, :1].reshape(mask.shape[0], rows.num_blocks, 1, -1, 1)
-        if q_len > 1:
-            mask = mx.tile(mask, (1, 1, queries // q_len, 1))
         found = mask, readable
         layout.step[key] = found
     return found
