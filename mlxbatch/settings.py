@@ -100,6 +100,16 @@ def one_of(*choices: str) -> Reader:
     return read
 
 
+def seconds_or_never(value: Any) -> float | None:
+    """None stands for "never"."""
+    if value == "never":
+        return None
+    try:
+        return parse_seconds(value)
+    except UsageError as error:
+        raise UsageError(f"{error}, or never") from None
+
+
 @dataclass(frozen=True, slots=True)
 class Setting:
     """One named value and how it is read. `const` makes the flag a switch that stands for that value."""
@@ -162,6 +172,16 @@ ENGINE_SETTINGS = (
     ),
     Setting("import_bits", integer_or_auto, "bits of weights imported from GGUF: auto, 16, 8 or 4", "BITS"),
     Setting("chat_template_args", json_object, "arguments for the chat template", "JSON"),
+)
+
+PROCESS_SETTINGS = (
+    Setting(
+        "idle_exit",
+        seconds_or_never,
+        "how long an engine stays without clients: 30min (the default), 2h, never",
+        "TIME",
+    ),
+    Setting("allow_sleep", boolean, "let the Mac fall asleep while requests are running", const=True),
 )
 
 
@@ -240,8 +260,18 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
 
 def engine_config(args: argparse.Namespace, sources: Sources | None = None) -> EngineConfig:
     """EngineConfig from the flags in `args` and the other sources. Raises UsageError."""
-    sources = sources or Sources.load()
-    return EngineConfig(**sources.resolve(args, ENGINE_SETTINGS, "engine"))
+    values = _engine_table(args, sources or Sources.load())
+    return EngineConfig(**{s.name: values[s.name] for s in ENGINE_SETTINGS if s.name in values})
+
+
+def process_settings(args: argparse.Namespace, sources: Sources | None = None) -> dict[str, Any]:
+    """Those of PROCESS_SETTINGS that some source names. Raises UsageError."""
+    values = _engine_table(args, sources or Sources.load())
+    return {s.name: values[s.name] for s in PROCESS_SETTINGS if s.name in values}
+
+
+def _engine_table(args: argparse.Namespace, sources: Sources) -> dict[str, Any]:
+    return sources.resolve(args, (*ENGINE_SETTINGS, *PROCESS_SETTINGS), "engine")
 
 
 def _unknown(name: str, known: Iterable[str]) -> str:

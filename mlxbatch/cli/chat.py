@@ -116,7 +116,7 @@ def _answer_once(
         raise UsageError("there is no question: give it as -p TEXT, or on standard input with -p -")
     config = engine_config(args, sources)
     params = SamplingParams(**{**CHAT_DEFAULTS, **sampling})  # type: ignore[arg-type]
-    link = link_factory(config, launch_options(args))(config.model)
+    link = link_factory(config, launch_options(args, sources))(config.model)
     ask(
         link,
         prompt,
@@ -158,7 +158,7 @@ def _open_chat(
     store = HistoryStore(Path(named).expanduser() if named else None)
     workspace = Workspace(
         store,
-        link_factory(config, launch_options(args)),
+        link_factory(config, launch_options(args, sources)),
         config.model,
         system_prompt=chosen.get("system", ""),
         sampling=sampling,

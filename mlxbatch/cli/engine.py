@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlxbatch.errors import UsageError
-from mlxbatch.settings import add_engine_flags, engine_config
-from mlxbatch.units import format_bytes, format_seconds, parse_seconds
+from mlxbatch.settings import PROCESS_SETTINGS, Sources, add_engine_flags, engine_config, process_settings
+from mlxbatch.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from mlxbatch.process.launcher import LaunchOptions
@@ -46,29 +46,16 @@ def add_parser(subparsers: Any) -> None:
 def add_process_flags(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     """How an engine process runs, for every command that may start one."""
     group = parser.add_argument_group("engine process")
-    group.add_argument(
-        "--idle-exit",
-        metavar="TIME",
-        help="how long an engine stays without clients: 30min (the default), 2h, never",
-    )
-    group.add_argument(
-        "--allow-sleep", action="store_true", help="let the Mac fall asleep while requests are running"
-    )
+    for setting in PROCESS_SETTINGS:
+        setting.add_to(group)
     return group
 
 
-def launch_options(args: argparse.Namespace) -> LaunchOptions:
-    """What add_process_flags() read. Raises UsageError."""
+def launch_options(args: argparse.Namespace, sources: Sources | None = None) -> LaunchOptions:
+    """What add_process_flags(), MLXBATCH_* and config.toml say. Raises UsageError."""
     from mlxbatch.process.launcher import LaunchOptions
 
-    if args.idle_exit is None:
-        return LaunchOptions(allow_sleep=args.allow_sleep)
-    if args.idle_exit == "never":
-        return LaunchOptions(idle_exit=None, allow_sleep=args.allow_sleep)
-    try:
-        return LaunchOptions(idle_exit=parse_seconds(args.idle_exit), allow_sleep=args.allow_sleep)
-    except UsageError as error:
-        raise UsageError(f"--idle-exit: {error}, or never") from None
+    return LaunchOptions(**process_settings(args, sources))
 
 
 def run(args: argparse.Namespace) -> int:
@@ -194,7 +181,8 @@ def _start(args: argparse.Namespace) -> int:
     from mlxbatch.process.launcher import Launcher
     from mlxbatch.process.link import hello
 
-    launcher = Launcher(engine_config(args), options=launch_options(args))
+    sources = Sources.load()
+    launcher = Launcher(engine_config(args, sources), options=launch_options(args, sources))
     shown: list[str] = []
 
     def on_loading(message: Loading) -> None:

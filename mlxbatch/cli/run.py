@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlxbatch.cli.engine import add_process_flags
+from mlxbatch.cli.engine import add_process_flags, launch_options
 from mlxbatch.config import EngineConfig
 from mlxbatch.errors import UsageError
 from mlxbatch.request import Priority
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from mlxbatch.batch.progress import Reporter
     from mlxbatch.batch.session import OpenEngine, RunOptions
     from mlxbatch.engine.api import EngineClient
+    from mlxbatch.process.launcher import LaunchOptions
 
 DESCRIPTION = """\
 Answer every request of a file with one model. Lines are OpenAI Batch requests
@@ -121,12 +122,13 @@ def run(args: argparse.Namespace) -> int:
     tables = None if args.quiet else Console(stderr=True)
     if args.dry_run:
         return dry_run(options, reporter, tables)
-    open_engine = engine_opener(args, reporter)
+    launch = launch_options(args, sources)
+    open_engine = engine_opener(args, reporter, launch)
     if open_engine is not open_local_engine:
         return run_batch(options, open_engine, reporter, tables)
     from mlxbatch.process.awake import Awake
 
-    awake = Awake(allow_sleep=args.allow_sleep)  # as the engine process does by itself
+    awake = Awake(allow_sleep=launch.allow_sleep)  # as the engine process does by itself
     awake.set_busy(True)
     try:
         return run_batch(options, open_engine, reporter, tables)
@@ -159,11 +161,8 @@ def run_options(args: argparse.Namespace, settings: Mapping[str, Any], config: E
     )
 
 
-def engine_opener(args: argparse.Namespace, reporter: Reporter) -> OpenEngine:
+def engine_opener(args: argparse.Namespace, reporter: Reporter, launch: LaunchOptions) -> OpenEngine:
     """The engine that this run uses: the model's shared process, or one in this process."""
-    from mlxbatch.cli.engine import launch_options
-
-    options = launch_options(args)
     in_process = args.in_process or args.trace is not None
     if args.keep_going and (in_process or args.output == "-"):
         raise UsageError("--keep-going needs the engine process, and an output file (-o) that a later run resumes")
@@ -181,7 +180,7 @@ def engine_opener(args: argparse.Namespace, reporter: Reporter) -> OpenEngine:
             title=f"run:{name}",
             session=f"run {Path(args.output).resolve()}" if args.keep_going else "",
             orphan="continue" if args.keep_going else "cancel",
-            options=options,
+            options=launch,
             on_status=lambda status: reporter.note(status.text),
             on_loading=lambda message: progress(message.stage),
         )

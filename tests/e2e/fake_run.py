@@ -20,5 +20,5 @@ def open_fake_engine(config: EngineConfig, *, progress: Callable[[str], None], t
 
 
 if __name__ == "__main__":
-    run.engine_opener = lambda args, reporter: open_fake_engine
+    run.engine_opener = lambda args, reporter, launch: open_fake_engine
     sys.exit(main())

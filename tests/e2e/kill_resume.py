@@ -43,7 +43,7 @@ def run_in_child(engine: str, folder: Path, arguments: list[str]) -> None:
     if engine == "fake":
         from fake_run import open_fake_engine
 
-        run.engine_opener = lambda args, reporter: open_fake_engine
+        run.engine_opener = lambda args, reporter, launch: open_fake_engine
     sys.exit(main(["run", *arguments]))
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from mlxbatch.cli.engine import add_process_flags, launch_options
 from mlxbatch.config import EngineConfig
 from mlxbatch.errors import UsageError
 from mlxbatch.settings import ENGINE_SETTINGS, TABLES, Sources, add_engine_flags, config_path, engine_config
@@ -151,3 +152,25 @@ def test_every_command_has_a_table() -> None:
     from mlxbatch.cli.main import COMMANDS
 
     assert set(TABLES) == {"engine", *COMMANDS}
+
+
+def test_how_the_process_runs_is_set_like_everything_else() -> None:
+    parser = argparse.ArgumentParser()
+    add_process_flags(parser)
+
+    def options(*flags: str, environ: dict[str, str] | None = None, **engine: Any) -> tuple[float | None, bool]:
+        chosen = launch_options(parser.parse_args(flags), sources(environ, **engine))
+        return chosen.idle_exit, chosen.allow_sleep
+
+    assert options() == (1800.0, False)
+    assert options(idle_exit="2h", allow_sleep=True) == (7200.0, True)
+    assert options(environ={"MLXBATCH_IDLE_EXIT": "never"}, idle_exit=90) == (None, False)
+    assert options("--idle-exit", "5min", environ={"MLXBATCH_IDLE_EXIT": "never"}) == (300.0, False)
+    assert options("--allow-sleep", environ={"MLXBATCH_ALLOW_SLEEP": "0"}, allow_sleep=False) == (1800.0, True)
+    assert options(environ={"MLXBATCH_ALLOW_SLEEP": "no"}, allow_sleep=True) == (1800.0, False)
+    with pytest.raises(UsageError, match=r"MLXBATCH_IDLE_EXIT: .*'soon'.*or never"):
+        options(environ={"MLXBATCH_IDLE_EXIT": "soon"})
+
+
+def test_a_command_that_starts_no_engine_process_takes_the_whole_engine_table() -> None:
+    assert engine_config(parsed(), sources(idle_exit="never", block_size=8)) == EngineConfig(block_size=8)
