@@ -137,7 +137,7 @@ def _rows_that_fit(engine: object, rows: int) -> int:
     scheduler = engine.core.scheduler
     # each row ends with its prompt and, counted down from the most rows, a few steps for each point
     tokens = SHORT_PROMPT + (STEPS + 4) * 32
-    alone = scheduler.kv.bytes_alone(tokens, scheduler.max_num_batched_tokens)
+    alone = scheduler.kv.bytes_alone(tokens)
     return max(1, min(rows, scheduler.kv.budget // max(1, alone)))
 
 

@@ -13,9 +13,8 @@ PrefixHit = list[list[int | None]]  # blocks of each group
 class Admission:
     """Answers about one waiting sequence at a time; remembers why the first of a plan had to wait."""
 
-    def __init__(self, kv: KVMemory, max_num_batched_tokens: int) -> None:
+    def __init__(self, kv: KVMemory) -> None:
         self._kv = kv
-        self._max_chunk = max_num_batched_tokens
         self.wait_reason = ""
         self.lacking: list[int] | None = None  # blocks of each group that somebody could not get
 
@@ -45,7 +44,7 @@ class Admission:
         """Whether the prompt's blocks fit beside what running prompts still need, with a little to spare: a block
         for each running row, so that the next blocks of decodes do not preempt the newcomer at once."""
         kv = self._kv
-        needs = kv.blocks_for(len(seq.token_ids), self._max_chunk)
+        needs = kv.blocks_for(len(seq.token_ids))
         held = [sum(1 for block_id in ids if block_id is not None) for ids in hit]
         revived = kv.hits_to_revive(hit)
         spare = max(len(running), min((pool.num_blocks for pool in kv.pools), default=0) // 100) if running else 0
@@ -64,5 +63,5 @@ class Admission:
         """Blocks that a running prompt has yet to allocate."""
         if seq.kv is None or seq.is_decoding:
             return 0
-        need = self._kv.blocks_for(len(seq.token_ids), self._max_chunk)[group]
-        return max(0, need - len(seq.kv.tables[group].ids))
+        need = self._kv.blocks_for(len(seq.token_ids))[group]
+        return max(0, need - seq.kv.tables[group].num_held)

@@ -41,7 +41,7 @@ class StepBuilder:
         kv = seq.memory
         size = self._kv.block_size
         for number in range(kv.flushed // size, end // size):
-            ids = tuple(t.ids[number - t.first] if number >= t.first else None for t in kv.tables)
+            ids = tuple(t.span(number, number + 1)[0] for t in kv.tables)
             self._tail_blocks.setdefault(ids, TailBlock(seq.slot, number * size, ids))
 
     def size_of(self, seq: Sequence) -> int:
@@ -116,7 +116,7 @@ class StepBuilder:
         start = seq.num_computed
         block = self._kv.block_size
         first, full = kv.flushed // block, (start + size) // block
-        new_blocks = tuple(tuple(t.ids[first - t.first : full - t.first]) for t in kv.tables)
+        new_blocks = tuple(t.span(first, full) for t in kv.tables)
         ids = tuple(seq.token_ids[start : start + size])
         return ChunkRow(seq.seq_id, seq.slot, start, ids, kv.view, new_blocks)
 

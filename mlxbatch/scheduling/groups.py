@@ -31,6 +31,15 @@ class GroupTable:
     def end(self) -> int:
         return self.first + len(self.ids)
 
+    @property
+    def num_held(self) -> int:
+        return len(self.ids) - self.ids.count(None)
+
+    def span(self, first: int, end: int) -> tuple[int | None, ...]:
+        """Ids of block numbers [first, end), None for those that have left the window."""
+        left = max(0, min(self.first, end) - first)
+        return (None,) * left + tuple(self.ids[first + left - self.first : end - self.first])
+
     def drop_first(self, count: int) -> None:
         """Forget blocks that have left the window."""
         self.replace(self.first + count, self.ids[count:])
@@ -60,6 +69,11 @@ class SequenceKV:
     flushed: int = 0
     hashes: list[BlockHash] = field(default_factory=list)
     view: KVView = field(default_factory=lambda: KVView(0, ()))
+
+    @property
+    def view_holds(self) -> bool:
+        """Whether the view names nothing that has been given back."""
+        return all(v.first >= t.first for v, t in zip(self.view.tables, self.tables, strict=True))
 
     def refresh_view(self, block_size: int) -> None:
         full = self.flushed // block_size
@@ -98,30 +112,25 @@ class KVMemory:
         others = sum(s.bytes_per_block for g, s in enumerate(self.specs) if g != group)
         return max(0, (self.budget - others) // self.specs[group].bytes_per_block - 1)
 
-    def blocks_for(self, num_tokens: int, max_chunk: int) -> list[int]:
-        """Blocks of each group that a sequence of num_tokens holds at its peak, prefilled max_chunk at a time."""
+    def blocks_for(self, num_tokens: int) -> list[int]:
+        """Blocks of each group that a sequence of num_tokens holds at its peak, whatever its chunks are."""
         full = num_tokens // self.block_size
-        needs = []
-        for spec in self.specs:
-            if spec.window is None:
-                needs.append(full)
-            else:
-                # the window itself, cut at both ends by a block, and what one chunk adds before old blocks go
-                needs.append(min(full, (spec.window + max_chunk) // self.block_size + 2))
-        return needs
+        # A window that ends with a full block touches window // block_size + 1, and decodes may add one before
+        # a flush lets old ones go.
+        return [full if s.window is None else min(full, s.window // self.block_size + 2) for s in self.specs]
 
-    def bytes_alone(self, num_tokens: int, max_chunk: int) -> int:
+    def bytes_alone(self, num_tokens: int) -> int:
         """Bytes that a sequence of num_tokens takes when it is alone, zero blocks included."""
-        needs = self.blocks_for(num_tokens, max_chunk)
+        needs = self.blocks_for(num_tokens)
         return sum((n + 1) * s.bytes_per_block for n, s in zip(needs, self.specs, strict=True))
 
-    def max_tokens_alone(self, max_chunk: int) -> int:
+    def max_tokens_alone(self) -> int:
         """The longest sequence that fits when it is alone and the budget is at its limit (its last, partial block
         lives in the tail)."""
         low, high = 0, 1 << 30
         while low < high:  # needs grow with tokens, so bisect
             middle = (low + high + 1) // 2
-            if self.bytes_alone(middle, max_chunk) <= self.limit:
+            if self.bytes_alone(middle) <= self.limit:
                 low = middle
             else:
                 high = middle - 1
@@ -217,10 +226,26 @@ class KVMemory:
         window = self.specs[group].window
         return window is not None and (number + 1) * self.block_size <= position - window + 1
 
+    def leave_behind(self, kv: SequenceKV, position: int) -> None:
+        """Give back the blocks that no query at `position` (the next to be computed) or later sees.
+
+        The view of `kv` still names them. So it must be replaced before the step at `position`; the step before may
+        read them, because what is allocated from now on is written by the next plan's flush at the earliest.
+        """
+        for group, (pool, table) in enumerate(zip(self.pools, kv.tables, strict=True)):
+            gone = 0
+            while gone < len(table.ids) and self._left_of_window(group, table.first + gone, position):
+                block_id = table.ids[gone]
+                if block_id is not None:
+                    pool.release(block_id)
+                gone += 1
+            if gone:
+                table.drop_first(gone)
+
     def advance(self, kv: SequenceKV, flushed: int, position: int, token_ids: Sequence[int]) -> None:
-        """Blocks up to `flushed` are written by the flush being planned: make them findable, and give back
-        those that no query at `position` (the next to be computed) or later sees. Flushes precede every read
-        of their own step, so a hit in the same plan is safe."""
+        """Blocks up to `flushed` are written by the flush being planned: make them findable, and leave behind
+        what `position`, the next to be computed, does not see. Flushes precede every read of their own step, so a
+        hit in the same plan is safe."""
         size = self.block_size
         old = kv.flushed // size
         kv.flushed = flushed
@@ -233,17 +258,7 @@ class KVMemory:
                     block_id = table.ids[number - table.first] if number >= table.first else None
                     if block_id is not None:
                         pool.index.add(kv.hashes[number], content, block_id)
-        for group, (pool, table) in enumerate(zip(self.pools, kv.tables, strict=True)):
-            if self.specs[group].window is None:
-                continue
-            gone = 0
-            while gone < len(table.ids) and self._left_of_window(group, table.first + gone, position):
-                block_id = table.ids[gone]
-                if block_id is not None:
-                    pool.release(block_id)
-                gone += 1
-            if gone:
-                table.drop_first(gone)
+        self.leave_behind(kv, position)
         kv.refresh_view(size)
 
     # -- prefix cache --------------------------------------------------------------------------------------
@@ -373,7 +388,8 @@ class KVMemory:
         return changed, moves
 
     def check(self) -> None:
-        """Raise AssertionError unless pools and tables agree: every reference is some table's, and counted."""
+        """Raise AssertionError unless pools and tables agree (every reference is some table's, and counted) and
+        every window group holds no more than its window needs."""
         for pool in self.pools:
             pool.check()
         for group, pool in enumerate(self.pools):
@@ -388,5 +404,9 @@ class KVMemory:
                         f"block {block_id} of group {group} has {pool.refs(block_id)} references, "
                         f"tables hold it {held.get(block_id, 0)} times"
                     )
+            most = self.blocks_for(1 << 30)[group]
+            for seq_id, kv in self._sequences.items():
+                if kv.tables[group].num_held > most:
+                    raise AssertionError(f"sequence {seq_id} holds more than {most} blocks of group {group}")
         if not self.prefix_caching and any(len(pool.index) for pool in self.pools):
             raise AssertionError("blocks are findable although prefix caching is off")

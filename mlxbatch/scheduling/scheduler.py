@@ -76,7 +76,7 @@ class Scheduler:
         self.seed = seed
         self.waiting = WaitingQueue(self.policy)
         self.running: list[Sequence] = []  # in policy order: the last is the first to be preempted
-        self.admission = Admission(kv, max_num_batched_tokens)
+        self.admission = Admission(kv)
         self.preemptions: list[Preemption] = []  # since the reader last emptied it
         self.num_preemptions = 0
         self._sequences: dict[int, Sequence] = {}
@@ -107,7 +107,7 @@ class Scheduler:
 
     def max_output_tokens(self, num_prompt_tokens: int) -> int:
         """Output tokens that fit beside a prompt, by the context and by the pool when it is empty."""
-        room = min(self.max_model_len, self.kv.max_tokens_alone(self.max_num_batched_tokens))
+        room = min(self.max_model_len, self.kv.max_tokens_alone())
         return room - num_prompt_tokens
 
     def add(self, request: Request) -> list[Sequence]:
@@ -158,7 +158,7 @@ class Scheduler:
                 code="context_length_exceeded",
                 param="max_tokens" if num_prompt < self.max_model_len else "prompt",
             )
-        room = self.kv.max_tokens_alone(self.max_num_batched_tokens)
+        room = self.kv.max_tokens_alone()
         if wanted > room:
             raise RequestError(
                 f"{parts}, but the whole KV cache holds {room} ({self.kv.limit:,} bytes). Shorten the prompt, lower "
@@ -213,14 +213,14 @@ class Scheduler:
         kv, size = self.kv, self.kv.block_size
         kv.limit = max(kv.limit, budget)
         longest = max((seq.num_tokens for seq in self._sequences.values()), default=0)
-        alone = kv.bytes_alone(longest + size, self.max_num_batched_tokens)
+        alone = kv.bytes_alone(longest + size)
         kv.budget = max(budget, min(alone, kv.limit))
         return kv.budget
 
     def _raise_budget_for(self, num_tokens: int) -> bool:
         """Take back memory that was given away, for a sequence that could not go on even alone."""
         kv = self.kv
-        needed = kv.bytes_alone(num_tokens + kv.block_size, self.max_num_batched_tokens)
+        needed = kv.bytes_alone(num_tokens + kv.block_size)
         if kv.budget >= min(needed, kv.limit):
             return False
         kv.budget = min(needed, kv.limit)
@@ -379,10 +379,15 @@ class Scheduler:
             self.kv.hash_prompt(seq.prompt_hashes, seq.token_ids)
         self.waiting.add(seq)
 
-    def _allocate(self, seq: Sequence, end: int, builder: StepBuilder) -> bool:
+    def _allocate(self, seq: Sequence, end: int, builder: StepBuilder, *, flush_follows: bool) -> bool:
         """Blocks for positions up to `end`, preempting from the end of the running list. False if `seq` itself
-        had to go, or must wait."""
+        had to go, or must wait.
+
+        When the next plan is certain to flush the sequence, what has left its window by then makes room first.
+        """
         kv = seq.memory
+        if flush_follows:
+            self.kv.leave_behind(kv, end)
         while not self.kv.allocate(kv, end):
             self.admission.lacking = self.kv.block_needs(kv, end)
             victim = self.running[-1]
@@ -402,7 +407,8 @@ class Scheduler:
             end = seq.num_computed + 1
             if end != seq.num_tokens or seq.status is not Status.RUNNING:
                 continue
-            if end % size or self._allocate(seq, end, builder):
+            full = end - seq.memory.flushed >= self.tail_len
+            if end % size or self._allocate(seq, end, builder, flush_follows=full):
                 builder.decodes.append(seq)
 
     def _choose_chunks(self, builder: StepBuilder, now: float) -> None:
@@ -419,7 +425,9 @@ class Scheduler:
             if seq.status is not Status.RUNNING:
                 continue  # preempted by an older prompt
             size = min(seq.num_to_compute, left)
-            if self._allocate(seq, seq.num_computed + size, builder):
+            end = seq.num_computed + size
+            completes = end - seq.memory.flushed >= self.kv.block_size
+            if self._allocate(seq, end, builder, flush_follows=completes):
                 builder.chunks.append((seq, size))
                 left -= size
 
@@ -482,5 +490,9 @@ class Scheduler:
                 raise AssertionError("a running sequence holds no memory")
             if not seq.kv.flushed <= seq.num_computed <= seq.num_tokens <= seq.max_length:
                 raise AssertionError(f"lengths of sequence {seq.seq_id} are out of order")
-            if seq.num_computed - seq.kv.flushed > self.tail_len and seq.seq_id not in self._pending:
+            if seq.seq_id in self._pending:
+                continue
+            if seq.num_computed - seq.kv.flushed > self.tail_len:
                 raise AssertionError(f"sequence {seq.seq_id} has overrun its tail")
+            if seq.num_computed - seq.kv.flushed < self.tail_len and not seq.kv.view_holds:
+                raise AssertionError(f"sequence {seq.seq_id} goes on reading blocks that it has given back")
