@@ -25,6 +25,10 @@ class EngineError(MlxbatchError):
     exit_code = 3
 
 
+class NoRoomError(ModelError):
+    """The model does not fit into what is left of the machine."""
+
+
 class RequestError(MlxbatchError):
     """One request that cannot be served. `code` and `param` go into its error record.
 

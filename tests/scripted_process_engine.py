@@ -12,8 +12,9 @@ import random
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from mlxbatch.engine.memory_plan import MemoryClaim
 from mlxbatch.engine.snapshot import ModelFacts, SlotState, Snapshot, WaitingRequest
 from mlxbatch.errors import RequestError
 from mlxbatch.request import OutputDelta, Request, RequestTiming
@@ -92,7 +93,7 @@ class ScriptedEngine:
     model_name = "scripted"
     model_fingerprint = "of a script"
     max_model_len = MAX_MODEL_LEN
-    reserved_bytes = 1_000_000
+    claim = MemoryClaim(1_000_000, 1_000_000, 1_000_000, 10**9)
 
     def __init__(self, script: Script | None = None) -> None:
         self.script = script or Script()
@@ -202,6 +203,9 @@ class ScriptedEngine:
             waiting_count=len(self.waiting),
             head_reason="no free slot" if self.waiting else "",
         )
+
+    def resize(self, reserved: int, *, evict: bool = False) -> None:
+        self.claim = replace(self.claim, reserved=min(self.claim.full, max(self.claim.least, reserved)))
 
     def close(self) -> None:
         self.closed = True

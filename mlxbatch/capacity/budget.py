@@ -47,8 +47,13 @@ class MemoryBudget:
     layers: int = 1
 
     @property
+    def machine(self) -> int:
+        """What all engines may hold together."""
+        return int(self.working_set * self.utilization)
+
+    @property
     def usable(self) -> int:
-        return int(self.working_set * self.utilization) - self.others
+        return self.machine - self.others
 
     @property
     def fixed(self) -> int:
@@ -58,7 +63,15 @@ class MemoryBudget:
     @property
     def pool(self) -> int:
         """Bytes for KV blocks; 0 when the rest leaves nothing."""
-        return max(0, self.usable - self.fixed) * self.layers // (self.layers + 1)
+        return self.pool_within(self.usable)
+
+    def pool_within(self, total: int) -> int:
+        """The pool of an engine that takes `total` bytes in all."""
+        return max(0, total - self.fixed) * self.layers // (self.layers + 1)
+
+    def with_pool(self, pool: int) -> int:
+        """All bytes of an engine with a pool of that size, its growth included."""
+        return self.fixed + pool + -(-pool // self.layers)
 
     @property
     def growth(self) -> int:

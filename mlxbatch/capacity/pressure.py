@@ -100,6 +100,11 @@ class PressureGovernor:
             self._set(min(self.full, int(self.budget * RECOVER) + 1), now)
         return self.budget
 
+    def allow(self, full: int) -> None:
+        """Change the budget without pressure. One that pressure lowered grows to it as before."""
+        self.budget = full if self.budget == self.full else min(self.budget, full)
+        self.full = full
+
     def _set(self, budget: int, now: float) -> None:
         if budget != self.budget:
             self.budget = budget

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from mlxbatch.capacity.budget import LINUX_SHARE, MemoryBudget, activation_bytes, buffer_cache_bytes
 from mlxbatch.capacity.chips import detect_chip
@@ -12,7 +12,7 @@ from mlxbatch.capacity.curve_store import CurveStore
 from mlxbatch.capacity.machine_memory import physical_memory
 from mlxbatch.capacity.model_families import read_shape
 from mlxbatch.config import EngineConfig
-from mlxbatch.engine.memory_plan import kv_budget
+from mlxbatch.engine.memory_plan import MemoryClaim, Neighbours, PoolRange, kv_budget, pool_range
 from mlxbatch.engine.metrics import Targets
 from mlxbatch.engine.snapshot import EffCurve, MachineFacts, MemoryUse, ModelFacts
 from mlxbatch.engine.tuning import Tuning, machine_key, model_key, tune_for
@@ -45,6 +45,7 @@ class Assembly:
     runner: ModelRunner
     scheduler: Scheduler
     budget: MemoryBudget
+    pools: PoolRange
     model_facts: ModelFacts
     machine_facts: MachineFacts
     curve: Callable[[], EffCurve] = EffCurve
@@ -54,9 +55,9 @@ class Assembly:
     _peak: int = field(default=0)
 
     @property
-    def reserved_bytes(self) -> int:
-        pool = self.scheduler.kv.budget
-        return self.budget.fixed + pool + -(-pool // self.budget.layers)  # a pool grows layer by layer
+    def claim(self) -> MemoryClaim:
+        # The limit, not the budget: memory pressure lowers that for a while only.
+        return self.pools.claim(self.budget, self.scheduler.kv.limit)
 
     def memory_use(self) -> MemoryUse:
         kv = self.runner.kv
@@ -108,7 +109,7 @@ def load_for(config: EngineConfig, progress: Callable[[str], None]) -> LoadedMod
 
 
 def assemble(
-    config: EngineConfig, loaded: LoadedModel, reserved_elsewhere: int = 0, *, tuned: bool = True
+    config: EngineConfig, loaded: LoadedModel, neighbours: Neighbours = lambda claim: 0, *, tuned: bool = True
 ) -> Assembly:
     """Size everything for this machine. Raises ModelError or UsageError."""
     max_model_len = _max_model_len(config, loaded)
@@ -124,13 +125,21 @@ def assemble(
         row_sizes=tuning.row_sizes,
     )
     activations = _activation_bytes(config, loaded, runner, rows, max_model_len)
-    budget = _memory_budget(config, loaded, runner, rows, activations, reserved_elsewhere)
+    budget = _memory_budget(config, loaded, runner, rows, activations)
+    pools = pool_range(
+        budget,
+        KVMemory(runner.groups, config.block_size, 0),
+        config.kv_memory,
+        rows=rows,
+        max_model_len=max_model_len,
+    )
+    budget = replace(budget, others=neighbours(pools.claim(budget, pools.full)))
     # The zero block and one block of every group, or nothing can run.
-    least = sum(2 * group.bytes_per_block for group in runner.groups)
+    smallest = sum(2 * group.bytes_per_block for group in runner.groups)
     kv = KVMemory(
         runner.groups,
         config.block_size,
-        kv_budget(budget, least, config.kv_memory),
+        kv_budget(budget, smallest, pools.full, requested=config.kv_memory is not None),
         prefix_caching=config.prefix_caching and runner.profile.mode is Mode.PACKED,
     )
     mx.set_cache_limit(budget.buffer_cache)
@@ -151,6 +160,7 @@ def assemble(
         runner,
         scheduler,
         budget,
+        pools,
         _model_facts(config, loaded, runner, attention, max_model_len),
         _machine_facts(budget),
         curve=tuning.curve,
@@ -205,12 +215,7 @@ def _activation_bytes(
 
 
 def _memory_budget(
-    config: EngineConfig,
-    loaded: LoadedModel,
-    runner: ModelRunner,
-    rows: int,
-    activations: int,
-    reserved_elsewhere: int,
+    config: EngineConfig, loaded: LoadedModel, runner: ModelRunner, rows: int, activations: int
 ) -> MemoryBudget:
     slots = 1 << max(0, rows - 1).bit_length()
     return MemoryBudget(
@@ -223,7 +228,6 @@ def _memory_budget(
         # Twice: a step stores states into copies of these arrays. One slot more is scratch.
         state=2 * (slots + 1) * runner.profile.state_bytes,
         buffer_cache=buffer_cache_bytes(physical_memory()),
-        others=reserved_elsewhere,
         layers=max(1, len(runner.kv.layers)),
     )
 

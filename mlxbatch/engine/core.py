@@ -114,8 +114,7 @@ class EngineCore:
             progressed, deltas = self._iterate()
             if not progressed:
                 break
-        if not self._open:
-            self._settle()
+        self.settle()
         return deltas
 
     def _iterate(self) -> tuple[bool, list[OutputDelta]]:
@@ -132,9 +131,9 @@ class EngineCore:
         self._stuck = 0
         return True, self._read(ready)
 
-    def _settle(self) -> None:
-        """All requests have ended: read what is in flight, flush, give back slots and blocks."""
-        while self.scheduler.has_work or self._in_flight is not None:
+    def settle(self) -> None:
+        """When all requests have ended: read what is in flight, flush, give back slots, blocks and memory."""
+        while not self._open and (self.scheduler.has_work or self._in_flight is not None):
             self._iterate()
 
     def _launch(self, plan: StepPlan) -> _InFlight | None:

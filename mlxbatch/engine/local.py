@@ -14,11 +14,13 @@ from mlxbatch.config import EngineConfig
 from mlxbatch.engine.assembly import Assembly, assemble, load_for
 from mlxbatch.engine.core import EngineCore
 from mlxbatch.engine.memory_keeper import MemoryKeeper
+from mlxbatch.engine.memory_plan import MemoryClaim, Neighbours
 from mlxbatch.engine.snapshot import Snapshot
 from mlxbatch.engine.snapshotter import Snapshotter
 from mlxbatch.engine.trace import StepTrace
 from mlxbatch.errors import EngineError
 from mlxbatch.request import OutputDelta, Request, RequestTiming
+from mlxbatch.units import format_bytes
 
 if TYPE_CHECKING:
     from mlxbatch.models.loaded import LoadedModel
@@ -30,7 +32,7 @@ Progress = Callable[[str], None]
 class LocalEngine:
     """Loads a model and serves it; all of MLX's work happens on the thread that calls it.
 
-    `progress` is told what is being loaded. `reserved_elsewhere` is bytes that other engines on this machine hold.
+    `progress` is told what is being loaded. `neighbours` are the other engines on this machine.
     `trace` keeps every step for write_trace(). `loaded` is a model that is in memory already. `pressure` reads
     the machine's memory pressure. `tuned` False leaves the curve that `mlxbatch tune` stored alone.
     Raises ModelError or UsageError if the model cannot be run.
@@ -41,7 +43,7 @@ class LocalEngine:
         config: EngineConfig,
         *,
         progress: Progress | None = None,
-        reserved_elsewhere: int = 0,
+        neighbours: Neighbours = lambda claim: 0,
         trace: bool = False,
         loaded: LoadedModel | None = None,
         pressure: Callable[[], Pressure | None] = read_pressure,
@@ -51,7 +53,7 @@ class LocalEngine:
         self._trace = StepTrace(time.monotonic()) if trace else None
         if loaded is None:
             loaded = load_for(config, progress or (lambda stage: None))
-        parts = assemble(config, loaded, reserved_elsewhere, tuned=tuned)
+        parts = assemble(config, loaded, neighbours, tuned=tuned)
         if progress is not None:
             for note in parts.notes(config):
                 progress(note)
@@ -96,9 +98,23 @@ class LocalEngine:
         return self._core.has_unfinished
 
     @property
-    def reserved_bytes(self) -> int:
-        """Memory that this engine may come to hold: weights, activations, tails and the whole KV budget."""
-        return self._open().reserved_bytes
+    def claim(self) -> MemoryClaim:
+        return self._open().claim
+
+    def resize(self, reserved: int, *, evict: bool = False) -> None:
+        """Claim `reserved` bytes from now on, or the nearest that the claim's bounds allow. Unless told to evict,
+        an engine keeps the blocks that it holds; those that it gives up are back when this returns."""
+        parts = self._open()
+        kv = parts.scheduler.kv
+        limit = parts.pools.within(parts.budget, reserved)
+        if not evict:
+            limit = max(limit, min(kv.bytes_held, kv.limit))
+        if limit == kv.limit:
+            return
+        kind = "shrink" if limit < kv.limit else "grow"
+        self._core.note(kind, "", f"beside other engines: KV limit {format_bytes(kv.limit)} -> {format_bytes(limit)}")
+        self._keeper.allow(limit)
+        self._core.settle()
 
     def check(self, request: Request) -> None:
         self._core.check(request)

@@ -49,6 +49,13 @@ class MemoryKeeper:
             self._looked = now
             self._follow(self._governor.update(now))
 
+    def allow(self, limit: int) -> None:
+        """From now on `limit` bytes are all that the pool may have without pressure."""
+        self._governor.allow(limit)
+        self._wanted = self._governor.budget
+        self._scheduler.kv.limit = limit
+        self._scheduler.set_kv_budget(self._wanted)
+
     def _follow(self, wanted: int) -> None:
         before = self._scheduler.kv.budget
         if wanted == self._wanted and (wanted == self._governor.full or wanted == before):

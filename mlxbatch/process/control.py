@@ -1,4 +1,4 @@
-"""Look at the engines of this user, and stop them."""
+"""Look at the engines of this user, stop them, and have them give way."""
 
 from __future__ import annotations
 
@@ -11,13 +11,17 @@ from pathlib import Path
 from mlxbatch.errors import EngineError, UsageError
 from mlxbatch.process import frames
 from mlxbatch.process.link import READ_SIZE, connect_socket, hello
-from mlxbatch.process.messages import CallFailed, Pong, Refused, Shutdown
+from mlxbatch.process.messages import CallFailed, GiveWay, Pong, Refused, Shutdown
 from mlxbatch.process.paths import EnginePaths, RuntimeDir, absolute_name, is_alive
 from mlxbatch.process.registry import EngineRecord, Registry
 
 ANSWER_SECONDS = 5.0
 STOP_SECONDS = 20.0
 KILL_SECONDS = 5.0
+
+
+class CallRefusedError(EngineError):
+    """The engine said no."""
 
 
 class EngineInUseError(EngineError):
@@ -58,7 +62,11 @@ def stop_engine(
     in SIGTERM, then SIGKILL.
     """
     paths = runtime.engine(record.key)
-    asked = _ask_to_stop(paths, force)
+    # Understood before the welcome, while the model still loads.
+    try:
+        asked = _ask(paths, Shutdown(call=1, force=force))
+    except CallRefusedError as error:
+        raise EngineInUseError(f"{error}; --force stops it all the same") from None
     if not asked and not force:
         raise EngineError(
             f"the engine of {record.model} does not answer; `mlxbatch engine stop {record.model} --force` ends it"
@@ -75,8 +83,16 @@ def stop_engine(
     raise EngineError(f"the engine of {record.model} (process {record.pid}) is still there")
 
 
-def _ask_to_stop(paths: EnginePaths, force: bool) -> bool:
-    """False if it did not answer, or speaks another version of the protocol."""
+def ask_to_give_way(record: EngineRecord, runtime: RuntimeDir, lacking: int, *, evict: bool) -> bool:
+    """Have an idle engine give up memory. False if it does not: it is in use by now, or does not answer."""
+    try:
+        return _ask(runtime.engine(record.key), GiveWay(call=1, bytes=lacking, evict=evict))
+    except EngineError:
+        return False
+
+
+def _ask(paths: EnginePaths, message: Shutdown | GiveWay) -> bool:
+    """False if it did not answer, or speaks another version of the protocol. Raises CallRefusedError."""
     try:
         sock = connect_socket(paths.socket)
     except EngineError:
@@ -86,15 +102,14 @@ def _ask_to_stop(paths: EnginePaths, force: bool) -> bool:
     reader = frames.engine_frames()
     try:
         sock.settimeout(ANSWER_SECONDS)
-        # Both at once: the shutdown is understood before the welcome, while the model still loads.
-        sock.sendall(frames.encode(hello("control")) + frames.encode(Shutdown(call=1, force=force)))
+        sock.sendall(frames.encode(hello("control")) + frames.encode(message))
         while data := sock.recv(READ_SIZE):
-            for message in reader.feed(data):
-                if isinstance(message, Pong):
+            for answer in reader.feed(data):
+                if isinstance(answer, Pong):
                     return True
-                if isinstance(message, CallFailed):
-                    raise EngineInUseError(f"{message.message}; --force stops it all the same")
-                if isinstance(message, Refused):
+                if isinstance(answer, CallFailed):
+                    raise CallRefusedError(answer.message)
+                if isinstance(answer, Refused):
                     return False
     except (OSError, frames.FrameError):
         pass

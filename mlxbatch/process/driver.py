@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from mlxbatch.engine.api import EngineClient
+from mlxbatch.engine.memory_plan import MemoryClaim
 from mlxbatch.engine.snapshot import Snapshot
 from mlxbatch.errors import EngineError, MlxbatchError
 from mlxbatch.request import OutputDelta, Request, RequestTiming
@@ -42,8 +43,14 @@ class ServedEngine(EngineClient, Protocol):
     def model_fingerprint(self) -> str: ...
 
     @property
-    def reserved_bytes(self) -> int:
-        """Memory that this engine may come to hold, for the registry of engines."""
+    def claim(self) -> MemoryClaim:
+        """Its memory, for the registry of engines. Any thread may read it."""
+        ...
+
+    def resize(self, reserved: int, *, evict: bool = False) -> None:
+        """Claim `reserved` bytes from now on, or the nearest that its bounds allow; what it gives up is free when
+        this returns. Without `evict` it keeps the blocks that it holds. Called while nothing is unfinished, or
+        to grow."""
         ...
 
 

@@ -24,7 +24,7 @@ from mlxbatch.errors import RequestError
 from mlxbatch.process.answer_format import AnswerFormat
 from mlxbatch.request import OutputDelta, RequestTiming, SamplingParams, TokenLogprob
 
-PROTOCOL = 1
+PROTOCOL = 2
 
 OrphanPolicy = Literal["cancel", "continue"]
 ClientKind = Literal["chat", "run", "top", "python", "control"]
@@ -135,6 +135,15 @@ class Shutdown(Message, frozen=True, kw_only=True, omit_defaults=True, tag="shut
 
     call: int
     force: bool = False
+
+
+class GiveWay(Message, frozen=True, kw_only=True, omit_defaults=True, tag="give_way"):
+    """Another engine needs `bytes` of this one's memory. Answer: Pong when as much as can be had is free, or
+    CallFailed while requests exist. Without `evict` cached blocks stay."""
+
+    call: int
+    bytes: int
+    evict: bool = False
 
 
 # From the engine.
@@ -328,6 +337,7 @@ ClientMessage = (
     | SnapshotRequest
     | Ping
     | Shutdown
+    | GiveWay
 )
 EngineMessage = (
     Loading

@@ -21,7 +21,8 @@ from mlxbatch.units import format_bytes, format_seconds
 
 
 class EngineRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One engine as others see it. Times are Unix time; `reserved_bytes` is 0 until its model is loaded."""
+    """One engine as others see it. Times are Unix time; `reserved_bytes` is 0 until its model is loaded, and an idle
+    engine gives way down to `least_bytes`."""
 
     key: str
     pid: int
@@ -30,6 +31,7 @@ class EngineRecord(msgspec.Struct, frozen=True, kw_only=True):
     started: float
     ready: bool = False
     reserved_bytes: int = 0
+    least_bytes: int = 0
     clients: int = 0
     requests: int = 0
     idle_since: float | None = None  # no client and no request since then
@@ -37,6 +39,11 @@ class EngineRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     def idle_seconds(self, now: float) -> float | None:
         return None if self.idle_since is None else max(0.0, now - self.idle_since)
+
+    @property
+    def spare_bytes(self) -> int:
+        """What it gives up when it is asked to."""
+        return self.reserved_bytes - self.least_bytes if self.ready and not self.requests else 0
 
     def describe(self, now: float) -> str:
         """One line: who holds what, and whether it is in use."""
@@ -52,44 +59,45 @@ class Registry:
     """Reads the engines' records, and writes that of the engine in this process, from any thread."""
 
     def __init__(self, runtime: RuntimeDir) -> None:
-        self._runtime = runtime
+        self.runtime = runtime
         self._mutex = threading.Lock()
         self._record: EngineRecord | None = None
-        self._reserved = 0
+        self._reserved = self._least = 0
 
     def publish(self, record: EngineRecord) -> None:
-        """Write what has changed of this process's record; its `reserved_bytes` are those of reserve()."""
+        """Write what has changed of this process's record; its bytes are those of reserve()."""
         with self._mutex:
-            record = msgspec.structs.replace(record, reserved_bytes=self._reserved)
+            record = msgspec.structs.replace(record, reserved_bytes=self._reserved, least_bytes=self._least)
             if record != self._record:
                 self._record = record
                 self._write(record)
 
-    def reserve(self, reserved_bytes: int) -> None:
+    def reserve(self, reserved_bytes: int, least_bytes: int) -> None:
         """What the engine of this process holds from now on; others count on it when this returns."""
         with self._mutex:
-            self._reserved = reserved_bytes
-            if self._record is not None and self._record.reserved_bytes != reserved_bytes:
-                self._record = msgspec.structs.replace(self._record, reserved_bytes=reserved_bytes)
+            self._reserved, self._least = reserved_bytes, least_bytes
+            if self._record is not None:
+                changed = {"reserved_bytes": reserved_bytes, "least_bytes": least_bytes}
+                self._record = msgspec.structs.replace(self._record, **changed)
                 self._write(self._record)
 
     def _write(self, record: EngineRecord) -> None:
         # Replaced whole, so that a reader never sees half of it.
-        target = self._runtime.engine(record.key).record
+        target = self.runtime.engine(record.key).record
         partial = target.with_suffix(f".{os.getpid()}.tmp")
         partial.write_bytes(msgspec.json.encode(record))
         partial.chmod(0o600)
         os.replace(partial, target)
 
     def remove(self, key: str) -> None:
-        self._runtime.engine(key).record.unlink(missing_ok=True)
+        self.runtime.engine(key).record.unlink(missing_ok=True)
 
     def read(self, paths: EnginePaths) -> EngineRecord | None:
         """The record of an engine that is alive."""
         return _read(paths.record) if is_alive(paths) else None
 
     def live(self) -> list[EngineRecord]:
-        records = [self.read(paths) for paths in self._runtime.engines()]
+        records = [self.read(paths) for paths in self.runtime.engines()]
         return sorted((record for record in records if record is not None), key=lambda record: record.started)
 
     def others(self, key: str) -> list[EngineRecord]:
@@ -98,7 +106,7 @@ class Registry:
     @contextmanager
     def budgeting(self, on_wait: Callable[[], None] = lambda: None) -> Iterator[None]:
         """Wait for the engine that is loading just now, if there is one, and keep further ones waiting."""
-        lock = FileLock(self._runtime.registry_lock)
+        lock = FileLock(self.runtime.registry_lock)
         if not lock.try_acquire():
             on_wait()
             lock.wait()
@@ -106,6 +114,17 @@ class Registry:
             yield
         finally:
             lock.release()
+
+    @contextmanager
+    def budgeting_now(self) -> Iterator[bool]:
+        """The same without waiting: False when another engine is at it."""
+        lock = FileLock(self.runtime.registry_lock)
+        taken = lock.try_acquire()
+        try:
+            yield taken
+        finally:
+            if taken:
+                lock.release()
 
 
 def reserved(records: Iterable[EngineRecord]) -> int:

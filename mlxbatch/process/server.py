@@ -28,6 +28,7 @@ from mlxbatch.process.messages import (
     PROTOCOL,
     CallFailed,
     ClientMessage,
+    GiveWay,
     Hello,
     Loading,
     Pong,
@@ -39,6 +40,7 @@ from mlxbatch.process.messages import (
 )
 from mlxbatch.process.paths import EnginePaths
 from mlxbatch.process.registry import EngineRecord, Registry
+from mlxbatch.process.room import MemoryShare
 from mlxbatch.process.served import RequestTable
 from mlxbatch.process.service import EngineService
 from mlxbatch.request import OutputDelta, RequestTiming
@@ -89,6 +91,7 @@ class EngineServer:
         self._engine: ServedEngine | None = None
         self._load_error: MlxbatchError | None = None
         self._service: EngineService | None = None
+        self._share: MemoryShare | None = None
         self._clients: dict[str, ClientConnection] = {}
         self._next_client = 1
         self._idle = IdleTimer(options.idle_exit, clock())
@@ -179,8 +182,11 @@ class EngineServer:
 
     def _set_ready(self, engine: ServedEngine) -> None:
         self._engine = engine
-        self._service = EngineService(engine, self._driver, self._table, self._clients, self._on_loop)
-        log.info("ready: %s, %d bytes reserved", engine.model_name, engine.reserved_bytes)
+        self._share = MemoryShare(engine, self._driver, self._registry, self._paths.key, self._on_loop)
+        self._service = EngineService(
+            engine, self._driver, self._table, self._clients, self._on_loop, self._share.take_back
+        )
+        log.info("ready: %s, %d bytes reserved", engine.model_name, engine.claim.reserved)
         self._write_record()
         for client in list(self._clients.values()):
             if client.hello is not None:
@@ -226,6 +232,8 @@ class EngineServer:
         now = self._clock()
         unfinished = self._table.num_unfinished
         self._table.sweep(now)
+        if unfinished and self._share is not None:
+            self._share.begin_to_take_back()
         self._awake.set_busy(unfinished > 0)
         self._idle.update(bool(unfinished or self._engine is None or self._users()), now)
         self._write_record()
@@ -263,8 +271,6 @@ class EngineServer:
             idle_since=None if idle == 0.0 else before or time.time() - idle,
             log=str(self._paths.log),
         )
-        if self._engine is not None:
-            self._registry.reserve(self._engine.reserved_bytes)
         self._registry.publish(record)
         self._record = record
 
@@ -309,6 +315,8 @@ class EngineServer:
     async def handle(self, client: ClientConnection, message: ClientMessage) -> None:
         if isinstance(message, Shutdown):
             self._shutdown(client, message)
+        elif isinstance(message, GiveWay):
+            self._give_way(client, message)
         elif isinstance(message, Subscribe):
             client.snapshot_interval = 1.0 / min(message.rate, SNAPSHOT_RATE) if message.rate > 0 else None
             self._update_subscriptions()
@@ -333,6 +341,14 @@ class EngineServer:
             return
         client.send(Pong(call=message.call))
         self.stop("asked", "a user stopped the engine")
+
+    def _give_way(self, client: ClientConnection, message: GiveWay) -> None:
+        if self._share is None or self._share.is_growing or self._table.num_unfinished:
+            busy = f"{self._options.model} is in use"
+            client.send(CallFailed(call=message.call, code="busy", message=busy))
+            return
+        answer = Pong(call=message.call)
+        self._share.give_way(message.bytes, evict=message.evict, done=lambda: client.send(answer))
 
     def _update_subscriptions(self) -> None:
         self._driver.wants_snapshots = any(client.snapshot_interval for client in self._clients.values())

@@ -6,7 +6,7 @@ Everything here runs on the socket thread, but for the commands that it posts to
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, assert_never
 
@@ -48,7 +48,8 @@ ServiceMessage = Submit | Cancel | Encode | EncodeChat | Decode | StatsRequest |
 class EngineService:
     """Serves the requests of all clients on one engine.
 
-    `on_loop(function, *args)` hands a call from the engine thread to the socket thread.
+    `on_loop(function, *args)` hands a call from the engine thread to the socket thread. `take_back` claims memory
+    that the engine gave up while it was idle.
     """
 
     def __init__(
@@ -58,12 +59,14 @@ class EngineService:
         table: RequestTable,
         clients: Mapping[str, ClientConnection],
         on_loop: OnLoop,
+        take_back: Callable[[], Awaitable[None]],
     ) -> None:
         self._engine = engine
         self._driver = driver
         self._table = table
         self._clients = clients
         self._on_loop = on_loop
+        self._take_back = take_back
         self._tokenizing = ThreadPoolExecutor(1, "mlxbatch-tokenizer")
 
     def close(self) -> None:
@@ -148,7 +151,8 @@ class EngineService:
             prompt=submit.prompt,
             resume_token_ids=tuple(submit.resume_token_ids),
         )
-        self._engine.check(request)
+        await self._take_back()
+        self._engine.check(request)  # nothing waits between this and the engine: it does not give way meanwhile
         return request
 
     def _submit_to(self, engine: ServedEngine, served: ServedRequest) -> None:

@@ -92,28 +92,58 @@ def test_llm_gives_the_same_tokens_in_this_process_and_in_another(
             assert len(ours) == (20 if len(here.outputs) == 2 else 0)
 
 
-def test_a_second_model_gets_what_the_first_leaves_and_a_third_hears_who_holds_it(tmp_path: Path) -> None:
-    runtime = runtime_in(tmp_path)
+@pytest.fixture
+def models(tmp_path: Path) -> list[str]:
     source = tiny_model(tmp_path)
-    models = [str(tmp_path / name) for name in ("first", "second", "third")]
-    for model in models:
-        shutil.copytree(source, model)
+    names = [str(tmp_path / name) for name in ("first", "second", "third")]
+    for name in names:
+        shutil.copytree(source, name)
+    return names
+
+
+def test_small_models_stand_side_by_side_without_a_flag(tmp_path: Path, models: list[str]) -> None:
+    runtime = runtime_in(tmp_path)
+    alone = LocalEngine(EngineConfig(model=models[0]))
+    claim = alone.claim
+    alone.close()
     try:
-        first = ProcessEngine(Launcher(EngineConfig(model=models[0], kv_memory=50_000_000), runtime=runtime))
-        alone = LocalEngine(EngineConfig(model=models[1]))
+        engines = [ProcessEngine(Launcher(EngineConfig(model=model), runtime=runtime)) for model in models[:2]]
+        held = [record.reserved_bytes for record in Registry(runtime).live()]
+        assert held == [claim.full, claim.full]
+        assert sum(held) <= claim.machine
+        for engine in engines:
+            engine.close()
+    finally:
+        for record in Registry(runtime).live():
+            stop_engine(record, runtime, force=True)
+
+
+def test_a_second_model_gets_what_the_first_leaves_and_a_third_hears_who_holds_it(
+    tmp_path: Path, models: list[str]
+) -> None:
+    runtime = runtime_in(tmp_path)
+    alone = LocalEngine(EngineConfig(model=models[0]))
+    claim, layers, limit = alone.claim, alone.snapshot().model.layers, alone.core.scheduler.kv.limit
+    fixed = claim.reserved - limit - -(-limit // layers)
+    alone.close()
+    left = (claim.least + claim.full) // 2
+    pool = (claim.machine - left - fixed) * layers // (layers + 1)  # as large as --kv-memory says, and never smaller
+    try:
+        first = ProcessEngine(Launcher(EngineConfig(model=models[0], kv_memory=pool), runtime=runtime))
         second = ProcessEngine(Launcher(EngineConfig(model=models[1]), runtime=runtime))
         held = {Path(record.model).name: record.reserved_bytes for record in Registry(runtime).live()}
-        assert held["first"] > 50_000_000
-        assert held["second"] < alone.reserved_bytes
-        assert held["first"] + held["second"] <= alone.snapshot().machine.budget_bytes
-        alone.close()
+        assert claim.least <= held["second"] < claim.full
+        assert held["first"] + held["second"] <= claim.machine
         second.close()
-        with pytest.raises(EngineError) as refused:
-            ProcessEngine(Launcher(EngineConfig(model=models[2]), runtime=runtime))
-        message = str(refused.value)
-        assert "no room for KV blocks" in message
-        assert f"{models[0]} holds" in message and f"{models[1]} holds" in message
-        assert f"mlxbatch engine stop {models[1]}" in message  # idle, unlike the first
+        for config in (EngineConfig(model=models[2]), EngineConfig(model=models[2], kv_memory=pool)):
+            with pytest.raises(EngineError) as refused:
+                ProcessEngine(Launcher(config, runtime=runtime))
+            message = str(refused.value)
+            assert ("does not fit beside other engines" if config.kv_memory else "no room for KV blocks") in message
+            assert f"{models[0]} holds" in message and f"{models[1]} holds" in message
+            assert f"mlxbatch engine stop {models[1]}" in message  # idle, unlike the first
+        held = {Path(record.model).name: record.reserved_bytes for record in Registry(runtime).live()}
+        assert held["second"] == claim.least  # it gave way, in vain
         first.close()
     finally:
         for record in Registry(runtime).live():

@@ -167,3 +167,44 @@ def test_a_request_that_outgrows_a_cut_budget_takes_memory_back(drill: Any) -> N
     comparison.add("grows", tokens, greedy(loaded.model, prompt, 150))
     assert comparison.ok, comparison
     engine.close()
+
+
+@pytest.mark.parametrize("evict", [False, True])
+def test_an_idle_engine_gives_way_to_another_and_takes_it_back(drill: Any, evict: bool) -> None:
+    loaded, prompts, oracle = drill
+    engine = LocalEngine(EngineConfig(model=loaded.name, max_num_seqs=8, block_size=8), loaded=loaded)
+    kv = engine.core.scheduler.kv
+
+    def answer(number: int) -> list[int]:
+        engine.submit(Request(str(number), tuple(prompts[number]), PARAMS))
+        tokens: list[int] = []
+        while engine.has_unfinished:
+            tokens += [t for delta in engine.poll() for t in delta.token_ids]
+        return tokens
+
+    whole = engine.claim
+    assert whole.least < whole.reserved == whole.full <= whole.machine
+    for number in range(len(prompts)):
+        assert answer(number) == oracle[number].token_ids
+    held = kv.bytes_held
+    engine.resize(0, evict=evict)
+    engine.core.scheduler.check()
+    if evict:
+        assert engine.claim.reserved == whole.least and kv.bytes_held <= kv.limit
+        assert engine.stats()["kv_pool_allocated_bytes"] == kv.bytes_held
+    else:
+        assert whole.least <= engine.claim.reserved < whole.full and kv.bytes_held == held
+    assert answer(1) == oracle[1].token_ids
+    engine.resize(whole.full)
+    assert engine.claim == whole and kv.budget == kv.limit
+    assert [event.kind for event in engine.core.events if event.text.startswith("beside")] == ["shrink", "grow"]
+    engine.close()
+
+
+def test_a_pool_that_the_user_named_does_not_give_way(drill: Any) -> None:
+    engine = engine_for(drill[0])
+    claim, limit = engine.claim, engine.core.scheduler.kv.limit
+    assert claim.least == claim.reserved == claim.full
+    engine.resize(0, evict=True)
+    assert (engine.claim, engine.core.scheduler.kv.limit) == (claim, limit)
+    engine.close()

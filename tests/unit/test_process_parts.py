@@ -111,7 +111,7 @@ def test_the_registry_counts_the_living_only(tmp_path: Path) -> None:
         registry.publish(record(key, started=float(ord(key))))
     lock_a, lock_b = FileLock(runtime.engine("a").lock), FileLock(runtime.engine("b").lock)
     assert lock_a.try_acquire() and lock_b.try_acquire()
-    first.reserve(96 * 10**9)
+    first.reserve(96 * 10**9, 2 * 10**9)
     first.publish(record("a", clients=2, requests=1))  # what is published later keeps the bytes
     assert [r.key for r in second.live()] == ["a", "b"]
     assert reserved(second.others("b")) == 96 * 10**9
