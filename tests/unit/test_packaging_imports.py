@@ -25,7 +25,8 @@ LAYERS = (
     {"engine"},
     {"simulate", "process"},
     {"batch", "llm", "tui", "bench"},
-    {"cli", "__main__"},
+    {"cli"},
+    {"__main__"},
 )
 PURE = ("scheduling", "capacity", "simulate", "history", "batch", "tui", "cli", "process")
 PURE_MODULES = ("request", "config", "settings", "units", "errors", "engine.api", "engine.snapshot", "engine.metrics")
