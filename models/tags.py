@@ -7,7 +7,7 @@ beginning of one is held back until it is known.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 Kind = Literal["reasoning", "content", "tool_call"]
@@ -27,12 +27,13 @@ class TagSet:
     """The tags of one model. `hidden` are marks that belong to no text, like the roles of a channel format.
 
     `special`: some tags are special tokens, so a client that wants them told apart asks for text with
-    skip_special_tokens=False.
+    skip_special_tokens=False. `stray` are all special tokens then: what the client takes out of the text itself.
     """
 
     tags: tuple[Tag, ...] = ()
     hidden: tuple[str, ...] = ()
     special: bool = False
+    stray: tuple[str, ...] = ()
 
     @property
     def has_reasoning(self) -> bool:
@@ -45,10 +46,14 @@ class TagSet:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Text of one kind. A tool call comes as one piece per call, whole; the others as they stream."""
+    """Text of one kind. A tool call comes as one piece per call, whole; the others as they stream.
+
+    `source` is a tool call as the model wrote it, tags included.
+    """
 
     kind: Kind
     text: str
+    source: str = field(default="", compare=False)
 
 
 def _pair(kind: Kind, opening: str, *closings: str) -> Tag:
@@ -96,11 +101,16 @@ def detect_tags(template: str | None, added_tokens: Mapping[str, bool] | None = 
     template = template or ""
     tokens = added_tokens or {}
     if "<|channel|>" in tokens or "<|channel|>analysis" in template:
-        return _CHANNELS
+        return replace(_CHANNELS, stray=_special(tokens))
     found = tuple(tag for tag in _KNOWN if tag.opening in template or tag.opening in tokens)
     marks = [mark for tag in found for mark in (tag.opening, *tag.closings)]
-    dropped = [token for token, special in tokens.items() if special and token]
-    return TagSet(found, special=any(token in mark for mark in marks for token in dropped))
+    dropped = _special(tokens)
+    special = any(token in mark for mark in marks for token in dropped)
+    return TagSet(found, special=special, stray=dropped if special else ())
+
+
+def _special(tokens: Mapping[str, bool]) -> tuple[str, ...]:
+    return tuple(token for token, special in tokens.items() if special and token)
 
 
 @dataclass(slots=True)
@@ -135,7 +145,7 @@ class TagSplitter:
         pieces: list[Piece] = []
         rest, self._held = self._held, ""
         if self._kind == "tool_call":
-            self._put(pieces, rest.strip())
+            self._put_call(pieces, rest, "")
         else:
             self._put(pieces, rest.rstrip() if self._kind == "reasoning" else rest)
             if self._lead:
@@ -161,7 +171,10 @@ class TagSplitter:
                 self._held = self._held[ready:]
             return False
         before = self._held[:at]
-        self._put(pieces, before.strip() if self._kind == "tool_call" else self._trimmed(before))
+        if self._kind == "tool_call":
+            self._put_call(pieces, before, mark)
+        else:
+            self._put(pieces, self._trimmed(before))
         self._held = self._held[at + len(mark) :]
         self._inside = marks[mark]
         self._fresh, self._lead = True, None
@@ -177,8 +190,13 @@ class TagSplitter:
     def _trimmed(self, text: str) -> str:
         return text.rstrip() if self._kind == "reasoning" else text
 
+    def _put_call(self, pieces: list[Piece], text: str, closing: str) -> None:
+        opening = self._inside.opening if self._inside else ""
+        if text.strip():
+            pieces.append(Piece("tool_call", text.strip(), opening + text + closing))
+
     def _put(self, pieces: list[Piece], text: str) -> None:
-        if self._fresh and self._kind != "tool_call":
+        if self._fresh:
             text = text.lstrip()  # templates put line breaks around tags
         if self._lead is not None:  # as they do before the first
             text = self._lead + text

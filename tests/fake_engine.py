@@ -5,6 +5,7 @@ parameters, whatever runs beside it. Words in a prompt script the rest:
 
     BREAK   this request ends with an error instead of its first token
     LONG    an answer of 60 tokens
+    SAY     what follows in the same message is the answer
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 
 from mlxbatch.config import EngineConfig
 from mlxbatch.errors import RequestError
+from mlxbatch.models.tags import TagSet
 from mlxbatch.request import OutputDelta, Request, RequestTiming, SamplingParams, TokenLogprob
 
 BOS, EOS, IM_START, IM_END = 256, 257, 258, 259
@@ -28,6 +30,9 @@ _LETTERS = b"abcdefghijklmnopqrstuvwxyz      "
 class ByteTokenizer:
     eos_token_ids = frozenset({EOS})
     vocab_size = VOCAB_SIZE
+
+    def __init__(self, tags: TagSet | None = None) -> None:
+        self.tags = tags or TagSet()
 
     def encode(self, text: str, *, add_bos: bool = True) -> list[int]:
         return [BOS] * add_bos + list(text.encode())
@@ -45,7 +50,7 @@ class ByteTokenizer:
         ids = []
         for message in messages:
             ids += [IM_START, *f"{message['role']}\n{message['content']}".encode(), IM_END]
-        return [*ids, IM_START, *b"assistant\n"]
+        return [*ids, IM_START, *b"assistant\n", *(b"<think>\n" if template_args.get("think") else b"")]
 
     def stream_decoder(self, skip_special_tokens: bool = True) -> object:
         raise NotImplementedError("no test of the batch layer decodes a stream")
@@ -55,6 +60,9 @@ def answer_tokens(prompt: tuple[int, ...], params: SamplingParams, index: int) -
     """The whole answer, EOS excluded."""
     key = json.dumps([prompt, params.temperature, params.seed, index]).encode()
     digest = hashlib.sha256(key).digest()
+    _, said, after = bytes(min(t, 255) for t in prompt).partition(b"SAY ")
+    if said:
+        return list(after.partition(b"\xff")[0])[: params.max_tokens]
     wanted = 60 if b"LONG" in bytes(t for t in prompt if t < 256) else 3 + digest[0] % 12
     length = wanted if params.max_tokens is None else min(wanted, params.max_tokens)
     stream = b"".join(hashlib.sha256(digest + bytes([i])).digest() for i in range(8))
@@ -77,10 +85,12 @@ class FakeEngine:
 
     max_model_len = 400
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, tags: TagSet | None = None) -> None:
         self.config = config
         self.model_name = Path(config.model).name
-        self.tokenizer = ByteTokenizer()
+        self.tokenizer = ByteTokenizer(tags)
+        self.model_fingerprint = "of a fake"
+        self.progress: list[tuple[int, int]] = []
         self.most_held = 0
         self.submitted: list[Request] = []
         self.closed = False
@@ -214,6 +224,12 @@ class FakeEngine:
             "decode_tokens_per_second": self._output_tokens / max(1, self._steps),
             "preemptions": 0,
         }
+
+    def report_progress(self, done: int, total: int) -> None:
+        self.progress.append((done, total))
+
+    def write_trace(self, path: Path) -> None:
+        raise NotImplementedError("no test of the batch layer traces a run")
 
     def close(self) -> None:
         self.closed = True

@@ -52,6 +52,7 @@ class BodyReader:
             template_args=values.chat_template_kwargs or {},
             metadata=values.metadata,
             named_model=values.model,
+            skip_special_tokens=values.skip_special_tokens,
         )
 
     def completion(self, body: dict[str, Any], default_max_tokens: int | None = None) -> BatchItem:

@@ -15,6 +15,7 @@ class BatchItem:
     """One valid line. A chat has `messages`; a completion has one or more `prompts`, texts or token ids.
 
     `named_model` is the model that the line names; the run's own model answers whatever it says.
+    `skip_special_tokens` is what the line says of it, if anything.
     """
 
     line: int
@@ -25,6 +26,7 @@ class BatchItem:
     template_args: dict[str, Any] = field(default_factory=dict)
     metadata: dict[str, Any] | None = None
     named_model: str | None = None
+    skip_special_tokens: bool | None = None
 
     @property
     def is_chat(self) -> bool:

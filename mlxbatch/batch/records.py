@@ -13,6 +13,7 @@ import msgspec
 from mlxbatch.batch.index import InputIndex
 from mlxbatch.batch.item import BatchFormat, BatchItem, CustomId, LineError
 from mlxbatch.errors import RequestError
+from mlxbatch.models.reply import Reply
 from mlxbatch.request import CompletionOutput, TokenLogprob
 
 LOWEST_LOGPROB = -9999.0  # OpenAI's stand-in for minus infinity, which JSON does not have
@@ -51,11 +52,13 @@ class RecordWriter:
             return {"id": _new_id("batch_req"), "custom_id": custom_id, "response": None, "error": error}
         return {"custom_id": custom_id, "error": error}
 
-    def answer(self, item: BatchItem, outputs: list[CompletionOutput], usage: dict[str, Any]) -> Any:
-        """`outputs` are the finished answers, those of the first prompt first."""
+    def answer(
+        self, item: BatchItem, outputs: list[CompletionOutput], replies: list[Reply], usage: dict[str, Any]
+    ) -> Any:
+        """`outputs` are the finished answers, those of the first prompt first; `replies` what they say."""
         forms = LogprobForms(self.text_of)
         if self.format == "openai":
-            body = self._chat_body(item, outputs, forms) if item.is_chat else self._text_body(item, outputs, forms)
+            body = self._chat_body(outputs, replies, forms) if item.is_chat else self._text_body(outputs, forms)
             body["usage"] = usage
             if item.metadata is not None:
                 body["metadata"] = item.metadata
@@ -66,21 +69,30 @@ class RecordWriter:
                 "response": response,
                 "error": None,
             }
-        return self._plain(item, outputs, usage, forms)
+        return self._plain(item, outputs, replies, usage, forms)
 
-    def _chat_body(self, item: BatchItem, outputs: list[CompletionOutput], forms: LogprobForms) -> dict[str, Any]:
-        choices = [
-            {
-                "index": index,
-                "message": {"role": "assistant", "content": output.text, "refusal": None},
-                "logprobs": forms.chat(output.logprobs),
-                "finish_reason": output.finish_reason,
-            }
-            for index, output in enumerate(outputs)
-        ]
+    def _chat_body(
+        self, outputs: list[CompletionOutput], replies: list[Reply], forms: LogprobForms
+    ) -> dict[str, Any]:
+        choices = []
+        for index, (output, reply) in enumerate(zip(outputs, replies, strict=True)):
+            message: dict[str, Any] = {"role": "assistant", "content": reply.content, "refusal": None}
+            if reply.reasoning is not None:
+                message["reasoning_content"] = reply.reasoning
+            if reply.calls:
+                message["content"] = reply.content if reply.content.strip() else None
+                message["tool_calls"] = tool_calls(reply)
+            choices.append(
+                {
+                    "index": index,
+                    "message": message,
+                    "logprobs": forms.chat(output.logprobs),
+                    "finish_reason": finish_reason(output, reply),
+                }
+            )
         return self._body("chatcmpl", "chat.completion", choices)
 
-    def _text_body(self, item: BatchItem, outputs: list[CompletionOutput], forms: LogprobForms) -> dict[str, Any]:
+    def _text_body(self, outputs: list[CompletionOutput], forms: LogprobForms) -> dict[str, Any]:
         choices = [
             {
                 "index": index,
@@ -102,12 +114,21 @@ class RecordWriter:
         }
 
     def _plain(
-        self, item: BatchItem, outputs: list[CompletionOutput], usage: dict[str, Any], forms: LogprobForms
+        self,
+        item: BatchItem,
+        outputs: list[CompletionOutput],
+        replies: list[Reply],
+        usage: dict[str, Any],
+        forms: LogprobForms,
     ) -> dict[str, Any]:
         """One answer stands in the record itself, several in its `choices`."""
         answers = []
-        for output in outputs:
-            answer: dict[str, Any] = {"text": output.text, "finish_reason": output.finish_reason}
+        for output, reply in zip(outputs, replies, strict=True):
+            answer: dict[str, Any] = {"text": reply.content, "finish_reason": finish_reason(output, reply)}
+            if reply.reasoning is not None:
+                answer["reasoning"] = reply.reasoning
+            if reply.calls:
+                answer["tool_calls"] = tool_calls(reply)
             if output.logprobs is not None:
                 form = forms.chat if item.is_chat else forms.completion
                 answer["logprobs"] = form(output.logprobs)
@@ -173,6 +194,19 @@ def error_fields(error: LineError | RequestError) -> tuple[str, str, str | None]
     return error.code, str(error), error.param
 
 
+def tool_calls(reply: Reply) -> list[dict[str, Any]]:
+    return [
+        {"id": _new_id("call"), "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+        for call in reply.calls
+    ]
+
+
+def finish_reason(output: CompletionOutput, reply: Reply) -> str | None:
+    """An answer that ended by itself, not at a stop text, ended for the sake of the calls in it."""
+    ended = output.finish_reason == "stop" and not isinstance(output.stop_reason, str)
+    return "tool_calls" if reply.calls and ended else output.finish_reason
+
+
 def usage_of(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> dict[str, Any]:
     return {
         "prompt_tokens": prompt_tokens,
@@ -187,4 +221,4 @@ def _finite(logprob: float) -> float:
 
 
 def _new_id(prefix: str) -> str:
-    return f"{prefix}_{uuid.uuid4().hex}" if prefix == "batch_req" else f"{prefix}-{uuid.uuid4().hex}"
+    return f"{prefix}{'_' if prefix in ('batch_req', 'call') else '-'}{uuid.uuid4().hex}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 from mlxbatch.batch.formats import LineReader
@@ -18,6 +18,9 @@ from mlxbatch.batch.source import InputFile
 from mlxbatch.batch.totals import RunTotals
 from mlxbatch.engine.api import EngineClient
 from mlxbatch.errors import EngineError, RequestError
+from mlxbatch.models.reply import Reply, read_reply
+from mlxbatch.models.tags import TagSet
+from mlxbatch.process.answer_format import prompt_end, tags_of
 from mlxbatch.request import CompletionOutput, OutputDelta, Priority, Request
 
 Order = Literal["completion", "input"]
@@ -36,6 +39,7 @@ class Job:
     outputs: list[CompletionOutput]
     request_ids: list[str] = field(default_factory=list)
     prompt_tokens: int = 0
+    prompt_end: str = ""  # of a chat, which may open the thinking
     cached_tokens: dict[str, int] = field(default_factory=dict)  # by request
 
     @property
@@ -85,6 +89,7 @@ class BatchRunner:
         self._index = index
         self._output = output
         self._records = RecordWriter(reader.format, engine.model_name if engine else "", self._text_of)
+        self._tags = tags_of(engine.tokenizer) if engine else TagSet()
         self._ahead = max(LEAST_AHEAD, 2 * rows)
         self._template_args = template_args or {}
         self._interrupt = interrupt or Interrupt()
@@ -168,9 +173,14 @@ class BatchRunner:
             self._finish(line, self._error_record(line, custom_id, error), failed=True)
 
     def _submit(self, item: BatchItem) -> None:
-        prompts = tokenize(item, self._engine.tokenizer, self._template_args)
+        tokenizer, params = self._engine.tokenizer, item.params
+        prompts = tokenize(item, tokenizer, self._template_args)
         job = Job(item, [CompletionOutput(index) for index in range(item.answers)])
-        if item.params.logprobs is not None:
+        if item.is_chat and self._tags.tags:
+            job.prompt_end = prompt_end(tokenizer, prompts[0].token_ids)
+            if self._tags.special and item.skip_special_tokens is None:
+                params = replace(params, skip_special_tokens=False)  # else the tags would be missing from the text
+        if params.logprobs is not None:
             for output in job.outputs:
                 output.logprobs = []
         self._jobs[item.line] = job
@@ -179,8 +189,8 @@ class BatchRunner:
             job.request_ids.append(request_id)
             job.prompt_tokens += len(token_ids)
             self._tokens_ahead += len(token_ids)
-            self._requests[request_id] = (job, number * item.params.n)
-            self._engine.submit(Request(request_id, token_ids, item.params, Priority.BATCH, prompt=text))
+            self._requests[request_id] = (job, number * params.n)
+            self._engine.submit(Request(request_id, token_ids, params, Priority.BATCH, prompt=text))
 
     # Deltas out of the engine.
 
@@ -205,11 +215,11 @@ class BatchRunner:
             self._drop(job.item.line)
             self._finish(job.item.line, self._error_record(job.item.line, job.item.custom_id, error), failed=True)
             return
-        output.finish_reason = delta.finish_reason
+        output.finish_reason, output.stop_reason = delta.finish_reason, delta.stop_reason
         if job.finished:
             self._forget(job)
             usage = usage_of(job.prompt_tokens, job.output_tokens, sum(job.cached_tokens.values()))
-            record = self._records.answer(job.item, job.outputs, usage)
+            record = self._records.answer(job.item, job.outputs, [self._reply(job, o) for o in job.outputs], usage)
             self._finish(job.item.line, record, failed=False)
 
     def _drop_waiting(self) -> None:
@@ -225,6 +235,12 @@ class BatchRunner:
             self._forget(job)
             for request_id in job.request_ids:
                 self._engine.cancel(request_id)
+
+    def _reply(self, job: Job, output: CompletionOutput) -> Reply:
+        if not job.item.is_chat:
+            return Reply(output.text)
+        own = job.item.skip_special_tokens is None  # a line that asks for special tokens gets them
+        return read_reply(output.text, self._tags, job.prompt_end, drop_stray=own)
 
     def _text_of(self, token_id: int) -> str:
         return self._engine.tokenizer.decode([token_id], skip_special_tokens=False)

@@ -64,7 +64,10 @@ def add_parser(subparsers: Any) -> None:
         "files", nargs="*", metavar="FILE", help="text files for the first message; - is standard input"
     )
     parser.add_argument(
-        "-p", "--prompt", metavar="TEXT", help="print one answer and exit; - reads the question from standard input"
+        "-p",
+        "--prompt",
+        metavar="TEXT",
+        help="print one answer without its thinking and exit; - reads the question from standard input",
     )
     parser.add_argument("--new", action="store_true", help="begin with a new tab beside those of last time")
     for setting in CHAT_SETTINGS:

@@ -34,7 +34,8 @@ DESCRIPTION = """\
 Answer every request of a file with one model. Lines are OpenAI Batch requests
 (/v1/chat/completions, /v1/completions), {"messages": [...]}, {"prompt": "..."}, or plain text.
 The whole file is checked before the model loads. A line that cannot be served becomes an error
-record; it never stops the run."""
+record; it never stops the run. Thinking and tool calls of a chat stand apart from its content:
+reasoning_content (reasoning in short records) and tool_calls."""
 
 EPILOG = """\
 Ctrl-C once finishes the running requests, twice stops at once; --resume goes on from either, and
@@ -172,6 +173,8 @@ def engine_opener(args: argparse.Namespace, reporter: Reporter, launch: LaunchOp
     def open_shared_engine(config: EngineConfig, *, progress: Callable[[str], None], trace: bool) -> EngineClient:
         from mlxbatch.process.client import connect
 
+        if trace:
+            raise UsageError("--trace needs an engine in this process (--in-process)")
         name = Path(args.output if args.output != "-" else args.input).stem
         return connect(
             config,

@@ -5,12 +5,14 @@ from __future__ import annotations
 import select
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 from mlxbatch.config import EngineConfig
 from mlxbatch.engine.api import StreamDecoder
 from mlxbatch.engine.snapshot import Snapshot
 from mlxbatch.errors import EngineError, RequestError
+from mlxbatch.models.tags import TagSet
 from mlxbatch.process import frames
 from mlxbatch.process.launcher import Launcher, LaunchOptions
 from mlxbatch.process.link import READ_SIZE, ConnectionLostError, Link, OnLoading, hello
@@ -28,6 +30,7 @@ from mlxbatch.process.messages import (
     EngineMessage,
     Message,
     OrphanPolicy,
+    Progress,
     RequestFailed,
     SnapshotFrame,
     SnapshotRequest,
@@ -53,14 +56,17 @@ Reply = Encoded | Decoded | Stats | SnapshotFrame
 R = TypeVar("R", Encoded, Decoded, Stats, SnapshotFrame)
 OnStatus = Callable[[LinkStatus], None]
 
+PROGRESS_SECONDS = 1.0
+
 
 class RemoteTokenizer:
     """The engine's tokenizer, asked over its socket (a TokenizerLike)."""
 
-    def __init__(self, engine: ProcessEngine, vocab_size: int, eos_token_ids: frozenset[int]) -> None:
+    def __init__(self, engine: ProcessEngine, vocab_size: int, eos_token_ids: frozenset[int], tags: TagSet) -> None:
         self._engine = engine
         self.vocab_size = vocab_size
         self.eos_token_ids = eos_token_ids
+        self.tags = tags
 
     def encode(self, text: str, *, add_bos: bool = True) -> list[int]:
         return self._engine.call(lambda call: Encode(call=call, text=text, add_bos=add_bos), Encoded).token_ids
@@ -117,6 +123,7 @@ class ProcessEngine:
         self._refusal: RequestError | None = None
         self._replies: dict[int, Reply | RequestError] = {}
         self._next_call = 1
+        self._next_progress = 0.0
         self._connection = 0  # counts links, so that call() sees when its question was lost with one
         self._link: Link | None = None
         self._baseline: dict[str, Any] = {}
@@ -142,7 +149,8 @@ class ProcessEngine:
 
     @property
     def tokenizer(self) -> RemoteTokenizer:
-        return RemoteTokenizer(self, self._welcome.vocab_size, frozenset(self._welcome.eos_token_ids))
+        welcome = self._welcome
+        return RemoteTokenizer(self, welcome.vocab_size, frozenset(welcome.eos_token_ids), welcome.answers.tags)
 
     def submit(self, request: Request) -> None:
         """Queue a request. Raises RequestError as the engine would, and EngineError when there is none."""
@@ -207,6 +215,16 @@ class ProcessEngine:
     def _engine_stats(self) -> dict[str, Any]:
         return self.call(lambda call: StatsRequest(call=call), Stats).values
 
+    def report_progress(self, done: int, total: int) -> None:
+        """Sent once a second at most, and when all is done."""
+        now = time.monotonic()
+        if done >= total or now >= self._next_progress:
+            self._next_progress = now + PROGRESS_SECONDS
+            self._send(Progress(done=done, total=total))
+
+    def write_trace(self, path: Path) -> None:
+        raise EngineError("an engine process keeps no trace; load the model in this process for one")
+
     def snapshot(self) -> Snapshot:
         return self.call(lambda call: SnapshotRequest(call=call), SnapshotFrame).snapshot
 
@@ -247,6 +265,7 @@ class ProcessEngine:
 
     def _connect(self) -> Link:
         self._link = link = self._launcher.connect(self._hello, self._on_loading)
+        self._next_progress = 0.0
         self._connection += 1
         self._welcome = link.welcome
         self._receive(link.early)

@@ -14,6 +14,8 @@ from scripted_process_engine import Script, ScriptedEngine, answer_text
 from mlxbatch.config import EngineConfig
 from mlxbatch.engine.snapshot import Snapshot
 from mlxbatch.errors import EngineError, RequestError
+from mlxbatch.models.tags import detect_tags
+from mlxbatch.process.answer_format import tags_of
 from mlxbatch.process.async_client import AsyncEngineClient, ClientEvent
 from mlxbatch.process.client import ProcessEngine
 from mlxbatch.process.launcher import Launcher
@@ -65,6 +67,15 @@ def drain(engine: ProcessEngine) -> tuple[dict[tuple[str, int], str], dict[tuple
             if delta.finish_reason is not None:
                 last[key] = delta
     return texts, last
+
+
+def test_the_tokenizer_of_a_client_knows_the_tags_of_the_model(scene: Scene) -> None:
+    tags = detect_tags("<tool_call>", {"<think>": True, "</s>": True})
+    scene.engine.tokenizer.tags = tags  # type: ignore[attr-defined]
+    engine = ProcessEngine(scene.launcher)
+    assert tags_of(engine.tokenizer) == tags
+    assert tags.special and tags.stray == ("<think>", "</s>")
+    engine.close()
 
 
 def test_the_engine_client_contract(scene: Scene) -> None:
