@@ -14,6 +14,19 @@ def silent(what: str, done: int, total: int) -> None:
     """Report nothing."""
 
 
+def once(tell: Callable[[str], None]) -> Progress:
+    """Tell of each piece of work when it begins, for those who keep every line."""
+    last = ""
+
+    def report(what: str, done: int, total: int) -> None:
+        nonlocal last
+        if what != last:
+            last = what
+            tell(what)
+
+    return report
+
+
 @contextmanager
 def showing(stream: TextIO) -> Iterator[Progress]:
     """Draw a bar for each piece of work on a terminal; elsewhere write one line when it starts."""

@@ -13,7 +13,7 @@ from scripted_process_engine import Script, ScriptedEngine
 
 from mlxbatch.config import EngineConfig
 from mlxbatch.errors import EngineError
-from mlxbatch.process.driver import Progress
+from mlxbatch.models.progress import Progress
 from mlxbatch.process.main import serve
 from mlxbatch.process.paths import RuntimeDir, engine_key
 from mlxbatch.process.registry import Registry
@@ -39,7 +39,7 @@ def main() -> int:
         if args.count:
             with args.count.open("a") as file:
                 file.write(f"{os.getpid()}\n")
-        progress(f"loading {config.model}")
+        progress(f"loading {config.model}", 0, 0)
         time.sleep(args.load_seconds)
         if args.die_loading:
             os.abort()

@@ -25,6 +25,7 @@ from mlxbatch.batch.source import InputFile
 from mlxbatch.config import EngineConfig
 from mlxbatch.engine.api import EngineClient
 from mlxbatch.errors import EngineError, RequestError, UsageError
+from mlxbatch.models.progress import Progress
 
 OK, WITH_ERRORS, INTERRUPTED = 0, 1, 130
 
@@ -32,7 +33,7 @@ OK, WITH_ERRORS, INTERRUPTED = 0, 1, 130
 class OpenEngine(Protocol):
     """Opens the engine of a run. `progress` is told what is being loaded, `trace` asks for write_trace."""
 
-    def __call__(self, config: EngineConfig, *, progress: Callable[[str], None], trace: bool) -> EngineClient: ...
+    def __call__(self, config: EngineConfig, *, progress: Progress, trace: bool) -> EngineClient: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,10 +49,11 @@ def run(args: argparse.Namespace) -> int:
     from rich.console import Console
 
     from mlxbatch.engine.assembly import load_for
+    from mlxbatch.models.progress import once
 
     errors = Console(stderr=True)
     config = engine_config(args)
-    loaded = load_for(config, lambda stage: errors.print(stage, style="dim"))
+    loaded = load_for(config, once(lambda stage: errors.print(stage, style="dim")))
     from mlxbatch.bench.compare import as_json, compare
 
     with errors.status("measuring") as status:

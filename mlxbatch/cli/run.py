@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from mlxbatch.batch.progress import Reporter
     from mlxbatch.batch.session import OpenEngine, RunOptions
     from mlxbatch.engine.api import EngineClient
+    from mlxbatch.models.progress import Progress
     from mlxbatch.process.launcher import LaunchOptions
 
 DESCRIPTION = """\
@@ -170,7 +171,7 @@ def engine_opener(args: argparse.Namespace, reporter: Reporter, launch: LaunchOp
     if in_process:
         return open_local_engine
 
-    def open_shared_engine(config: EngineConfig, *, progress: Callable[[str], None], trace: bool) -> EngineClient:
+    def open_shared_engine(config: EngineConfig, *, progress: Progress, trace: bool) -> EngineClient:
         from mlxbatch.process.client import connect
 
         if trace:
@@ -185,13 +186,13 @@ def engine_opener(args: argparse.Namespace, reporter: Reporter, launch: LaunchOp
             orphan="continue" if args.keep_going else "cancel",
             options=launch,
             on_status=lambda status: reporter.note(status.text),
-            on_loading=lambda message: progress(message.stage),
+            on_loading=lambda message: progress(message.stage, message.done, message.total),
         )
 
     return open_shared_engine
 
 
-def open_local_engine(config: EngineConfig, *, progress: Callable[[str], None], trace: bool) -> EngineClient:
+def open_local_engine(config: EngineConfig, *, progress: Progress, trace: bool) -> EngineClient:
     """The engine in this process. Imports mlx."""
     from mlxbatch.engine.local import LocalEngine
 

@@ -68,6 +68,7 @@ def _measure(args: argparse.Namespace, config: EngineConfig, budget: float) -> t
     from mlxbatch.engine.measure import Measurer
     from mlxbatch.engine.tuning import machine_key, model_key
     from mlxbatch.errors import ModelError
+    from mlxbatch.models.progress import once
 
     def progress(text: str) -> None:
         if not args.quiet:
@@ -85,7 +86,7 @@ def _measure(args: argparse.Namespace, config: EngineConfig, budget: float) -> t
         tpot_target=None,
         ttft_target=None,
     )
-    engine = LocalEngine(measured, progress=progress, tuned=False)
+    engine = LocalEngine(measured, progress=once(progress), tuned=False)
     try:
         loaded = engine.loaded
         dtype = str(loaded.dtype).removeprefix("mlx.core.")

@@ -20,6 +20,7 @@ from mlxbatch.engine.warm_up import warm_up
 from mlxbatch.errors import ModelError, UsageError
 from mlxbatch.execution.backend import prepare_backend
 from mlxbatch.models.loaded import LoadedModel
+from mlxbatch.models.progress import Progress, silent
 from mlxbatch.scheduling.groups import KVMemory
 from mlxbatch.scheduling.plan import StepPlan
 from mlxbatch.scheduling.scheduler import Scheduler
@@ -96,15 +97,16 @@ class Assembly:
         del self.runner, self.loaded, self.scheduler
 
 
-def load_for(config: EngineConfig, progress: Callable[[str], None]) -> LoadedModel:
-    """Load the model that a configuration names. Raises ModelError."""
-    progress(f"loading {config.model}")
+def load_for(config: EngineConfig, progress: Progress = silent) -> LoadedModel:
+    """Load the model that a configuration names, fetching it if need be. Raises ModelError."""
+    progress(f"loading {config.model}", 0, 0)
     return load(
         config.model,
         revision=config.revision,
         dtype=config.dtype,
         adapter=config.adapter,
         import_bits=config.import_bits,
+        progress=progress,
     )
 
 

@@ -19,15 +19,13 @@ from mlxbatch.engine.snapshot import Snapshot
 from mlxbatch.engine.snapshotter import Snapshotter
 from mlxbatch.engine.trace import StepTrace
 from mlxbatch.errors import EngineError
+from mlxbatch.models.progress import Progress, silent
 from mlxbatch.request import OutputDelta, Request, RequestTiming
 from mlxbatch.units import format_bytes
 
 if TYPE_CHECKING:
     from mlxbatch.models.loaded import LoadedModel
     from mlxbatch.models.tokenizer import ModelTokenizer
-
-Progress = Callable[[str], None]
-
 
 class LocalEngine:
     """Loads a model and serves it; all of MLX's work happens on the thread that calls it.
@@ -52,11 +50,11 @@ class LocalEngine:
         self.config = config
         self._trace = StepTrace(time.monotonic()) if trace else None
         if loaded is None:
-            loaded = load_for(config, progress or (lambda stage: None))
+            loaded = load_for(config, progress or silent)
         parts = assemble(config, loaded, neighbours, tuned=tuned)
         if progress is not None:
             for note in parts.notes(config):
-                progress(note)
+                progress(note, 0, 0)
         self._parts: Assembly | None = parts
         self._core = EngineCore(
             parts.scheduler, parts.runner, parts.loaded.tokenizer, trace=self._trace, observe=parts.observe

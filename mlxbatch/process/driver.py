@@ -19,6 +19,7 @@ from mlxbatch.engine.api import EngineClient
 from mlxbatch.engine.memory_plan import MemoryClaim
 from mlxbatch.engine.snapshot import Snapshot
 from mlxbatch.errors import EngineError, MlxbatchError
+from mlxbatch.models.progress import Progress
 from mlxbatch.request import OutputDelta, Request, RequestTiming
 
 log = logging.getLogger(__name__)
@@ -54,7 +55,6 @@ class ServedEngine(EngineClient, Protocol):
         ...
 
 
-Progress = Callable[[str], None]
 EngineFactory = Callable[[Progress], ServedEngine]
 Command = Callable[[ServedEngine], None]
 
@@ -62,7 +62,7 @@ Command = Callable[[ServedEngine], None]
 class Sink(Protocol):
     """Where the engine thread delivers. Each method returns at once."""
 
-    def loading(self, stage: str) -> None: ...
+    def loading(self, stage: str, done: int, total: int) -> None: ...
     def ready(self, engine: ServedEngine) -> None: ...
     def output(self, deltas: list[OutputDelta], timings: list[RequestTiming]) -> None: ...
     def snapshot(self, snapshot: Snapshot) -> None: ...

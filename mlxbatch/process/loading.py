@@ -6,8 +6,8 @@ from mlxbatch.config import EngineConfig
 from mlxbatch.engine.local import LocalEngine
 from mlxbatch.engine.memory_plan import MemoryClaim
 from mlxbatch.errors import NoRoomError
+from mlxbatch.models.progress import Progress
 from mlxbatch.models.source import resolve
-from mlxbatch.process.driver import Progress
 from mlxbatch.process.registry import Registry, reserved, who_holds_what
 from mlxbatch.process.room import make_room
 
@@ -16,14 +16,11 @@ def load_engine(config: EngineConfig, registry: Registry, key: str, progress: Pr
     """Fetch the model, then load it. Raises ModelError; one that finds too little memory says who
     holds it."""
 
-    def fetching(what: str, done: int, total: int) -> None:
-        progress(f"{what} {100 * done // total} %" if total else what)
-
     def neighbours(claim: MemoryClaim) -> int:
         return reserved(make_room(registry, key, claim))
 
-    resolve(config.model, revision=config.revision, progress=fetching)  # others may load while this one fetches
-    with registry.budgeting(lambda: progress("waiting for another engine that is loading")):
+    resolve(config.model, revision=config.revision, progress=progress)  # others may load while this one fetches
+    with registry.budgeting(lambda: progress("waiting for another engine that is loading", 0, 0)):
         try:
             engine = LocalEngine(config, progress=progress, neighbours=neighbours)
         except NoRoomError as error:

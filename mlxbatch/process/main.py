@@ -16,8 +16,9 @@ import msgspec
 
 from mlxbatch import __version__
 from mlxbatch.config import EngineConfig
+from mlxbatch.models.progress import Progress
 from mlxbatch.process.awake import raise_thread_priority
-from mlxbatch.process.driver import EngineFactory, Progress, ServedEngine
+from mlxbatch.process.driver import EngineFactory, ServedEngine
 from mlxbatch.process.paths import EnginePaths, FileLock, RuntimeDir, engine_key
 from mlxbatch.process.registry import Registry
 from mlxbatch.process.server import EngineServer, ServeOptions

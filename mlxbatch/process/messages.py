@@ -168,10 +168,19 @@ class Welcome(Message, frozen=True, kw_only=True, omit_defaults=True, tag="welco
 
 
 class Loading(Message, frozen=True, kw_only=True, omit_defaults=True, tag="loading"):
-    """The model is not ready yet. Sent at least once a second until Welcome or Refused."""
+    """The model is not ready yet. Sent at least once a second until Welcome or Refused.
+
+    `done` and `total` count the same unit, bytes or tensors; a total of 0 is unknown.
+    """
 
     stage: str
     seconds: float = 0.0
+    done: int = 0
+    total: int = 0
+
+    @property
+    def text(self) -> str:
+        return f"{self.stage} {100 * self.done // self.total} %" if self.total else self.stage
 
 
 class Refused(Message, frozen=True, kw_only=True, omit_defaults=True, tag="refused"):

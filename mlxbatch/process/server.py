@@ -15,6 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import msgspec
+
 from mlxbatch import __version__
 from mlxbatch.engine.snapshot import Snapshot
 from mlxbatch.errors import MlxbatchError
@@ -97,7 +99,7 @@ class EngineServer:
         self._idle = IdleTimer(options.idle_exit, clock())
         self._started = time.time()
         self._touched = clock()
-        self._stage = "starting the engine"
+        self._stage = Loading(stage="starting the engine")
         self._record: EngineRecord | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopped: asyncio.Future[Stopping] | None = None
@@ -156,8 +158,8 @@ class EngineServer:
         with contextlib.suppress(RuntimeError):  # the loop has ended: nobody is left to tell
             self._loop.call_soon_threadsafe(function, *args)
 
-    def loading(self, stage: str) -> None:
-        self._on_loop(self._set_stage, stage)
+    def loading(self, stage: str, done: int, total: int) -> None:
+        self._on_loop(self._set_stage, Loading(stage=stage, done=done, total=total))
 
     def ready(self, engine: ServedEngine) -> None:
         self._on_loop(self._set_ready, engine)
@@ -174,10 +176,11 @@ class EngineServer:
 
     # -- the engine's life ---------------------------------------------------------------------------------
 
-    def _set_stage(self, stage: str) -> None:
-        if stage != self._stage:
-            log.info("%s", stage)
-            self._stage = stage
+    def _set_stage(self, stage: Loading) -> None:
+        before, self._stage = self._stage, stage
+        if stage.stage != before.stage:
+            log.info("%s", stage.stage)
+        if stage.text != before.text:  # a client hears of every per cent
             self._tell_loading()
 
     def _set_ready(self, engine: ServedEngine) -> None:
@@ -210,7 +213,7 @@ class EngineServer:
 
     def _tell_loading(self) -> None:
         if self._engine is None:
-            message = Loading(stage=self._stage, seconds=time.time() - self._started)
+            message = msgspec.structs.replace(self._stage, seconds=time.time() - self._started)
             for client in list(self._clients.values()):
                 if client.hello is not None and client.paused_since is None:
                     client.send(message)

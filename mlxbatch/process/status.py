@@ -39,7 +39,7 @@ class RestartBudget:
 
 
 def loading_status(message: Loading) -> LinkStatus:
-    return LinkStatus("starting", message.stage)
+    return LinkStatus("starting", message.text)
 
 
 def restarting_status(unfinished: int) -> LinkStatus:

@@ -17,6 +17,7 @@ from typing import Any
 from mlxbatch.config import EngineConfig
 from mlxbatch.engine.assembly import load_for
 from mlxbatch.engine.local import LocalEngine
+from mlxbatch.models.progress import once
 from mlxbatch.request import Request, SamplingParams
 
 
@@ -58,7 +59,7 @@ def main() -> None:
     args = parser.parse_args()
     first, second = tune(), tune()
     print(f"second S differs by {100 * abs(second['S'] / first['S'] - 1):.1f}%")
-    loaded = load_for(EngineConfig(), print)
+    loaded = load_for(EngineConfig(), once(print))
     caps = sorted({*(int(c) for c in args.caps.split(",")), first["cap"]})
     found = {cap: throughput(loaded, cap, args.requests, args.tokens) for cap in caps}
     best = max(found.values())

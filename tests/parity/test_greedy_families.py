@@ -18,6 +18,7 @@ from mlxbatch.config import EngineConfig
 from mlxbatch.engine.local import LocalEngine
 from mlxbatch.models.adapters import adapt
 from mlxbatch.models.loaded import LoadedModel
+from mlxbatch.models.progress import once
 from mlxbatch.request import SamplingParams
 
 NEW_TOKENS = 64
@@ -90,7 +91,7 @@ def test_greedy_tokens_equal_mlx_lm_under_preemption(name):
 def test_an_engine_says_when_prefix_caching_is_off():
     notes: list[str] = []
     for name in ("qwen3", "mamba2"):
-        LocalEngine(EngineConfig(model=name), loaded=load_tiny(name), progress=notes.append).close()
+        LocalEngine(EngineConfig(model=name), loaded=load_tiny(name), progress=once(notes.append)).close()
     assert notes == ["prefix caching is off: mamba2 has recurrent layers"]
 
 

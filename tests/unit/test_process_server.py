@@ -392,7 +392,8 @@ def test_loading_is_reported_then_welcome(tmp_path: Path) -> None:
     load = threading.Event()
 
     def factory(progress):  # type: ignore[no-untyped-def]
-        progress("reading weights")
+        progress("downloading", 1, 3)
+        progress("reading weights", 1, 2)
         assert load.wait(30)
         return ScriptedEngine()
 
@@ -402,12 +403,12 @@ def test_loading_is_reported_then_welcome(tmp_path: Path) -> None:
         stages: list[str] = []
 
         def on_loading(message: Loading) -> None:
-            stages.append(message.stage)
+            stages.append(message.text)
             if message.stage == "reading weights":
                 load.set()
 
         link = handshake(sock, hello("chat"), on_loading)
-        assert stages[-1] == "reading weights" and link.welcome.model == "scripted"
+        assert stages[-1] == "reading weights 50 %" and link.welcome.model == "scripted"
         link.close()
 
 
