@@ -14,6 +14,7 @@ import msgspec
 from scripted_process_engine import ScriptedEngine
 
 from mlxbatch.config import EngineConfig
+from mlxbatch.errors import EngineError
 from mlxbatch.process import frames
 from mlxbatch.process.awake import Awake
 from mlxbatch.process.driver import EngineFactory
@@ -30,6 +31,10 @@ MAIN = Path(__file__).with_name("scripted_process_main.py")
 
 def runtime_in(folder: Path) -> RuntimeDir:
     return RuntimeDir(folder / "run", folder / "logs").prepared()
+
+
+def refuse_to_start(*_: object) -> Sequence[str]:
+    raise EngineError("this test starts no engine process")
 
 
 class ServerThread:

@@ -13,9 +13,10 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from mlxbatch.engine.memory_plan import MemoryClaim
-from mlxbatch.engine.snapshot import ModelFacts, SlotState, Snapshot, WaitingRequest
+from mlxbatch.engine.snapshot import EVENTS_SHOWN, EngineEvent, ModelFacts, SlotState, Snapshot, WaitingRequest
 from mlxbatch.errors import RequestError
 from mlxbatch.request import OutputDelta, Request, RequestTiming
 
@@ -102,6 +103,7 @@ class ScriptedEngine:
         self.waiting: list[Row] = []
         self.unread: list[OutputDelta] = []
         self.timings: list[RequestTiming] = []
+        self.events: list[EngineEvent] = []
         self.tokens = 0
         self.steps = 0
         self.snapshots = 0
@@ -171,6 +173,9 @@ class ScriptedEngine:
     def _note_timing(self, row: Row) -> None:
         if any(r.request is row.request for r in [*self.running, *self.waiting]):
             return
+        self.events.append(
+            EngineEvent(number=len(self.events), wall=time.time(), kind="finish", request_id=row.request.request_id)
+        )
         now = time.monotonic()
         prompt, output = len(row.request.prompt_token_ids), len(row.answer)
         self.timings.append(
@@ -202,10 +207,17 @@ class ScriptedEngine:
             waiting=tuple(WaitingRequest(request_id=row.request.request_id) for row in self.waiting[:32]),
             waiting_count=len(self.waiting),
             head_reason="no free slot" if self.waiting else "",
+            events=tuple(self.events[-EVENTS_SHOWN:]),
         )
 
     def resize(self, reserved: int, *, evict: bool = False) -> None:
         self.claim = replace(self.claim, reserved=min(self.claim.full, max(self.claim.least, reserved)))
+
+    def report_progress(self, done: int, total: int) -> None:
+        raise NotImplementedError("clients of the process report to its server")
+
+    def write_trace(self, path: Path) -> None:
+        raise NotImplementedError("no test traces a script")
 
     def close(self) -> None:
         self.closed = True

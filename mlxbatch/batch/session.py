@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Protocol
 
 from rich.console import Console
 
@@ -22,6 +21,7 @@ from mlxbatch.batch.progress import Reporter
 from mlxbatch.batch.report import RunReport
 from mlxbatch.batch.runner import BatchRunner, Order, Pending, pending_lines
 from mlxbatch.batch.source import InputFile
+from mlxbatch.batch.totals import RunTotals
 from mlxbatch.config import EngineConfig
 from mlxbatch.engine.api import EngineClient
 from mlxbatch.errors import EngineError, RequestError, UsageError
@@ -31,7 +31,8 @@ OK, WITH_ERRORS, INTERRUPTED = 0, 1, 130
 
 
 class OpenEngine(Protocol):
-    """Opens the engine of a run. `progress` is told what is being loaded, `trace` asks for write_trace."""
+    """Opens the engine of a run. `progress` is told what is being loaded. Raises UsageError when `trace` asks for
+    a write_trace that works, and it would not."""
 
     def __call__(self, config: EngineConfig, *, progress: Progress, trace: bool) -> EngineClient: ...
 
@@ -163,11 +164,17 @@ def _run_pending(
                 closing(open_engine(options.config, progress=reporter.phase, trace=options.trace is not None))
             )
             if options.trace is not None:
-                stack.callback(_trace_writer(engine), options.trace)
+                stack.callback(engine.write_trace, options.trace)
             tell_named_models(checked, engine.model_name, reporter)
-            manifest.model[FINGERPRINT] = getattr(engine, "model_fingerprint", None)
+            manifest.model[FINGERPRINT] = engine.model_fingerprint
         output.begin(manifest)
         interrupt = stack.enter_context(Interrupt())
+
+        def on_step(totals: RunTotals) -> None:
+            if engine is not None:
+                reporter.step(totals, engine.stats)
+                engine.report_progress(totals.done, totals.requests)
+
         runner = BatchRunner(
             engine,
             checked.source,
@@ -179,7 +186,7 @@ def _run_pending(
             rows=options.config.max_num_seqs,
             template_args=options.config.chat_template_args,
             interrupt=interrupt,
-            on_step=(lambda totals: reporter.step(totals, engine.stats)) if engine else (lambda totals: None),
+            on_step=on_step,
             on_drain=lambda running: reporter.note(
                 f"finishing {running} running requests; Ctrl-C again stops at once"
             ),
@@ -212,13 +219,6 @@ def _nothing_left(options: RunOptions, output: Output, reporter: Reporter) -> in
         f"{earlier.errors} error records{hint}"
     )
     return WITH_ERRORS if earlier.errors else OK
-
-
-def _trace_writer(engine: EngineClient) -> Callable[[Path], None]:
-    writer = getattr(engine, "write_trace", None)
-    if writer is None:
-        raise UsageError("--trace needs an engine in this process")
-    return cast("Callable[[Path], None]", writer)
 
 
 def _check_writable(path: Path | None) -> None:

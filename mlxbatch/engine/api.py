@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Protocol
 
 from mlxbatch.request import OutputDelta, Request, RequestTiming
@@ -45,6 +46,11 @@ class EngineClient(Protocol):
     @property
     def model_name(self) -> str: ...
     @property
+    def model_fingerprint(self) -> str:
+        """The same as long as the model's files are."""
+        ...
+
+    @property
     def max_model_len(self) -> int: ...
     @property
     def tokenizer(self) -> TokenizerLike: ...
@@ -71,6 +77,14 @@ class EngineClient(Protocol):
 
     def stats(self) -> dict[str, object]:
         """The engine's counters as plain JSON-able values; see engine/metrics.py for their meaning."""
+        ...
+
+    def report_progress(self, done: int, total: int) -> None:
+        """Say how much of its work this client has done, to those who look at the engine. It may be called often."""
+        ...
+
+    def write_trace(self, path: Path) -> None:
+        """Write every step so far as a Chrome trace. Raises EngineError if the engine keeps none."""
         ...
 
     def close(self) -> None: ...

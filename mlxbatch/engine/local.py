@@ -142,6 +142,9 @@ class LocalEngine:
         self._open()
         return self._snapshots.take()
 
+    def report_progress(self, done: int, total: int) -> None:
+        """Nobody else looks at this engine."""
+
     def write_trace(self, path: Path) -> None:
         """Write the Chrome trace of everything since the start. Raises EngineError without `trace=True`."""
         if self._trace is None:

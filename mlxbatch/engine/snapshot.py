@@ -217,13 +217,16 @@ class Counters(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ClientInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A connected client, or one that left requests behind (`connected` False)."""
+    """A connected client, or one that left requests behind (`connected` False). A batch run tells how many of its
+    `total` requests are `done`; 0 of 0 where a client tells nothing."""
 
     client_id: str
     kind: str = ""  # "chat", "run", "top", "python", ...
     pid: int = 0
     title: str = ""
     requests: int = 0
+    done: int = 0
+    total: int = 0
     connected: bool = True
 
 

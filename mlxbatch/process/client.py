@@ -5,6 +5,7 @@ from __future__ import annotations
 import select
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 from mlxbatch.config import EngineConfig
@@ -29,6 +30,7 @@ from mlxbatch.process.messages import (
     EngineMessage,
     Message,
     OrphanPolicy,
+    Progress,
     RequestFailed,
     SnapshotFrame,
     SnapshotRequest,
@@ -53,6 +55,8 @@ from mlxbatch.request import OutputDelta, Priority, Request, RequestTiming
 Reply = Encoded | Decoded | Stats | SnapshotFrame
 R = TypeVar("R", Encoded, Decoded, Stats, SnapshotFrame)
 OnStatus = Callable[[LinkStatus], None]
+
+PROGRESS_SECONDS = 1.0
 
 
 class RemoteTokenizer:
@@ -119,6 +123,7 @@ class ProcessEngine:
         self._refusal: RequestError | None = None
         self._replies: dict[int, Reply | RequestError] = {}
         self._next_call = 1
+        self._next_progress = 0.0
         self._connection = 0  # counts links, so that call() sees when its question was lost with one
         self._link: Link | None = None
         self._baseline: dict[str, Any] = {}
@@ -210,6 +215,16 @@ class ProcessEngine:
     def _engine_stats(self) -> dict[str, Any]:
         return self.call(lambda call: StatsRequest(call=call), Stats).values
 
+    def report_progress(self, done: int, total: int) -> None:
+        """Sent once a second at most, and when all is done."""
+        now = time.monotonic()
+        if done >= total or now >= self._next_progress:
+            self._next_progress = now + PROGRESS_SECONDS
+            self._send(Progress(done=done, total=total))
+
+    def write_trace(self, path: Path) -> None:
+        raise EngineError("an engine process keeps no trace; load the model in this process for one")
+
     def snapshot(self) -> Snapshot:
         return self.call(lambda call: SnapshotRequest(call=call), SnapshotFrame).snapshot
 
@@ -250,6 +265,7 @@ class ProcessEngine:
 
     def _connect(self) -> Link:
         self._link = link = self._launcher.connect(self._hello, self._on_loading)
+        self._next_progress = 0.0
         self._connection += 1
         self._welcome = link.welcome
         self._receive(link.early)

@@ -23,6 +23,7 @@ from mlxbatch.process.messages import (
     Deltas,
     Hello,
     Message,
+    Progress,
     Refused,
     Timing,
 )
@@ -55,6 +56,7 @@ class ClientConnection(asyncio.Protocol):
         self.client_id = client_id
         self.hello: Hello | None = None
         self.requests: dict[str, ServedRequest] = {}  # by the client's own ids; finished ones leave when sent
+        self.progress: Progress | None = None
         self.snapshot_interval: float | None = None
         self.next_snapshot = 0.0
         self.opened = loop.time()
@@ -235,5 +237,11 @@ class ClientConnection(asyncio.Protocol):
         if hello is None:
             return ClientInfo(client_id=self.client_id)
         return ClientInfo(
-            client_id=self.client_id, kind=hello.kind, pid=hello.pid, title=hello.title, requests=unfinished
+            client_id=self.client_id,
+            kind=hello.kind,
+            pid=hello.pid,
+            title=hello.title,
+            requests=unfinished,
+            done=self.progress.done if self.progress is not None else 0,
+            total=self.progress.total if self.progress is not None else 0,
         )

@@ -7,6 +7,7 @@
       ◀────────────────────────── Accepted | RequestFailed, then Deltas ...
       Encode | EncodeChat | Decode | StatsRequest | Ping ──▶ ◀── the answer with the same `call`
       Subscribe ───────────────────────────────────▶ ◀── Snapshot frames, at most at that rate
+      Progress ────────────────────────────────────▶
 
 The first two structs keep their field names for ever, so that any two versions can tell each other apart.
 Unknown fields are ignored; a change that an older peer would misread raises PROTOCOL.
@@ -84,6 +85,13 @@ class Subscribe(Message, frozen=True, kw_only=True, omit_defaults=True, tag="sub
     """Ask for snapshots, `rate` a second at most (the engine's limit is 4); 0 stops them."""
 
     rate: float = 4.0
+
+
+class Progress(Message, frozen=True, kw_only=True, omit_defaults=True, tag="progress"):
+    """How much of its own work the client has done; a Snapshot shows it."""
+
+    done: int
+    total: int
 
 
 class Encode(Message, frozen=True, kw_only=True, omit_defaults=True, tag="encode"):
@@ -339,6 +347,7 @@ ClientMessage = (
     | Submit
     | Cancel
     | Subscribe
+    | Progress
     | Encode
     | EncodeChat
     | Decode

@@ -7,11 +7,14 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from mlxbatch.engine.snapshot import EVENTS_SHOWN
 from mlxbatch.process.messages import Delta, OrphanPolicy, Timing
 from mlxbatch.request import OutputDelta, Request, RequestTiming, TokenLogprob
 
 if TYPE_CHECKING:
     from mlxbatch.process.connection import ClientConnection
+
+NAMES_KEPT = 4 * EVENTS_SHOWN  # each request has an event of its end, so no more are on show
 
 
 @dataclass(slots=True)
@@ -107,6 +110,15 @@ class ServedRequest:
         for index, whole in (self.transcript or {}).items():
             self.pending[index] = whole.copy()
 
+    @property
+    def name(self) -> str:
+        return self.label or self.request_id
+
+    @property
+    def owner_name(self) -> str:
+        hello = self.owner.hello if self.owner is not None else None
+        return (hello.title or hello.kind) if hello is not None else ""
+
     def asks_the_same(self, other: Request) -> bool:
         return self.request.prompt_token_ids == other.prompt_token_ids and self.request.params == other.params
 
@@ -119,6 +131,7 @@ class RequestTable:
 
     def __init__(self, keep_seconds: float = 6 * 3600.0, keep_bytes: int = 64 * 2**20) -> None:
         self._requests: dict[str, ServedRequest] = {}
+        self._ended: dict[str, tuple[str, str]] = {}  # names of the last ones: events go on to show them
         self._orphans: dict[tuple[str, str], ServedRequest] = {}
         self._keep_seconds = keep_seconds
         self._keep_bytes = keep_bytes
@@ -136,8 +149,15 @@ class RequestTable:
     def add(self, request: ServedRequest) -> None:
         self._requests[request.engine_id] = request
 
+    def name_of(self, engine_id: str) -> tuple[str, str]:
+        """What a request is called, and whose it is; an empty owner where that is not known."""
+        request = self._requests.get(engine_id)
+        if request is not None:
+            return request.name, request.owner_name
+        return self._ended.get(engine_id) or (engine_id.partition("/")[2], "")
+
     def remove(self, request: ServedRequest) -> None:
-        self._requests.pop(request.engine_id, None)
+        self._forget(request)
         self._orphans.pop((request.session, request.request_id), None)
 
     def leave(self, request: ServedRequest, now: float) -> bool:
@@ -154,9 +174,15 @@ class RequestTable:
 
     def adopt(self, request: ServedRequest, owner: ClientConnection) -> None:
         del self._orphans[request.session, request.request_id]
-        if request.finished:
-            self._requests.pop(request.engine_id, None)
         request.replay(owner)
+        if request.finished:
+            self._forget(request)
+
+    def _forget(self, request: ServedRequest) -> None:
+        if self._requests.pop(request.engine_id, None) is not None:
+            self._ended[request.engine_id] = (request.name, request.owner_name)
+            if len(self._ended) > NAMES_KEPT:
+                del self._ended[next(iter(self._ended))]
 
     def sweep(self, now: float) -> None:
         """Forget finished orphans that are too old, or too many."""

@@ -34,6 +34,7 @@ from mlxbatch.process.messages import (
     Hello,
     Loading,
     Pong,
+    Progress,
     Shutdown,
     SnapshotFrame,
     Stopping,
@@ -323,6 +324,8 @@ class EngineServer:
         elif isinstance(message, Subscribe):
             client.snapshot_interval = 1.0 / min(message.rate, SNAPSHOT_RATE) if message.rate > 0 else None
             self._update_subscriptions()
+        elif isinstance(message, Progress):
+            client.progress = message
         elif self._service is None or isinstance(message, Hello):
             client.refuse("protocol", f"a {type(message).__name__} before the engine's welcome")
         else:

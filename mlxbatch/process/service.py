@@ -252,14 +252,7 @@ class EngineService:
         if left:
             infos.append(ClientInfo(client_id="", title="left behind", requests=left, connected=False))
 
-        def name_of(engine_id: str) -> tuple[str, str]:
-            request = self._table.get(engine_id)
-            if request is None:
-                return engine_id.partition("/")[2], ""
-            hello = request.owner.hello if request.owner is not None else None
-            return request.label or request.request_id, (hello.title or hello.kind) if hello else ""
-
-        return decorate(snapshot, name_of, tuple(infos))
+        return decorate(snapshot, self._table.name_of, tuple(infos))
 
     def _answer_snapshot(self, client: ClientConnection, call: int, snapshot: Snapshot) -> None:
         client.send(SnapshotFrame(snapshot=self.decorated(snapshot), call=call))

@@ -105,6 +105,8 @@ def test_every_request_gets_its_own_answer(bench: Bench) -> None:
     usage = bench.records()[0]["usage"]
     assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"] > 0
     assert all(engine.closed for engine in bench.engines)
+    told = bench.engines[0].progress
+    assert told == sorted(told) and told[-1] == (50, 50) and len(set(told)) > 2
 
 
 def test_openai_lines_come_back_as_openai_batch_lines(bench: Bench) -> None:
