@@ -49,7 +49,7 @@ def words(text: str) -> list[str]:
 def scripted(**options: object) -> ScriptedEngine:
     script = {"Why": words(ANSWER), "And what": words(FORK_ANSWER), "Write a haiku": words(HAIKU)}
     engine = ScriptedEngine(script=script, **options)  # type: ignore[arg-type]
-    engine.clients.append(ClientInfo(client_id="run1", kind="run", pid=777, title="evals"))
+    engine.clients.append(ClientInfo(client_id="run1", kind="run", pid=777, title="run:evals", done=171, total=412))
     return engine
 
 

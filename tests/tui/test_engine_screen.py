@@ -9,8 +9,10 @@ import pytest
 from scenes import evals, full_pool, mixed_load, scripted
 from stage import Stage, on_stage, run, screen_text
 
+from mlxbatch.engine.snapshot import ClientInfo, ModelFacts, Snapshot
 from mlxbatch.errors import EngineError
 from mlxbatch.process.status import LinkStatus
+from mlxbatch.tui.chat.tab_bar import TabLabel, run_labels, tab_bar_line
 from mlxbatch.tui.engine.screen import EngineScreen
 from mlxbatch.tui.top_app import TopApp
 
@@ -51,7 +53,7 @@ def test_rows_are_sorted(tmp_path: Path) -> None:
             assert rows(stage)[0] == "block tables"
             await stage.press("s", "s", "s")  # by blocks
             blocks = {slot.label: slot.blocks for slot in stage.engine.snapshot().slots}
-            names = [name.removeprefix("evals ").removeprefix("chat ") for name in rows(stage)]
+            names = [name.removeprefix("run:evals ").removeprefix("chat ") for name in rows(stage)]
             assert [blocks[name] for name in names] == sorted(blocks.values(), reverse=True)
 
     run(scene())
@@ -242,3 +244,36 @@ def test_top_says_when_there_is_no_engine() -> None:
         assert app.return_code == 3
 
     run(scene())
+
+
+def test_a_run_beside_the_tabs_opens_the_engine_screen(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with on_stage(tmp_path, scripted()) as stage:
+            await stage.settle()
+            bar = stage.line(0)
+            assert "run:evals 41%" in bar
+            assert await stage.pilot.click("#tab-bar", offset=(bar.index("evals"), 0))
+            await stage.settle()
+            assert "ENGINE" in stage.line(0) and "run:evals 41%" in stage.line(0)
+
+    run(scene())
+
+
+def test_runs_take_a_third_of_the_tab_bar_at_most() -> None:
+    clients = [
+        ClientInfo(client_id="a", kind="run", title="run:evals", done=1, total=3),
+        ClientInfo(client_id="b", kind="chat", title="chat", done=1, total=3),
+        ClientInfo(client_id="c", kind="run", title="run:a very long name\x1b[2J of a run"),
+        ClientInfo(client_id="", title="left behind", connected=False),
+    ]
+    snapshot = Snapshot(model=ModelFacts(name="m"), clients=tuple(clients))
+    labels = run_labels(snapshot)
+    assert labels[0] == "run:evals 33%"
+    assert len(labels) == 2 and labels[1].startswith("run:a very long") and "\x1b" not in labels[1]
+    assert run_labels(snapshot, compact=True) == ["run 33%", "run"]
+    assert run_labels(None) == []
+    tabs = [TabLabel("one", "idle")]
+    assert tab_bar_line(tabs, 0, 120, labels).line.text == f"  1 one   {labels[0]}  {labels[1]}  + "
+    assert tab_bar_line(tabs, 0, 75, labels).line.text == "  1 one   run:evals 33%  +1 run  + "
+    assert tab_bar_line(tabs, 0, 36, labels).line.text == "  1 one   +2 runs  + "
+    assert tab_bar_line(tabs, 0, 20, labels).line.text == "  1 one   + "

@@ -11,7 +11,7 @@ from mlxbatch.tui.canvas import LineView
 from mlxbatch.tui.chat.message_header import short_model
 from mlxbatch.tui.chat.sidebar import Sidebar
 from mlxbatch.tui.chat.status_line import status_line
-from mlxbatch.tui.chat.tab_bar import COMPACT_BELOW, TabBar, TabLabel, batch_gauge
+from mlxbatch.tui.chat.tab_bar import COMPACT_BELOW, TabBar, TabLabel, batch_gauge, run_labels
 from mlxbatch.tui.drawing import Line, Piece
 from mlxbatch.tui.engine.view_state import ViewState
 from mlxbatch.tui.key_hints import Hint, KeyHints
@@ -83,7 +83,8 @@ class Chrome:
     def sync(self) -> None:
         workspace = self._screen.workspace
         engine, session = workspace.active_engine, workspace.active
-        self.tab_bar.show(self.tab_labels(), workspace.index, self._bar_right())
+        runs = run_labels(engine.snapshot, compact=self.compact)
+        self.tab_bar.show(self.tab_labels(), workspace.index, self._bar_right(), runs)
         self.sidebar.display = self._sidebar_wanted and not self.compact
         if self.sidebar.display:
             view = ViewState(own=workspace.own_requests(engine))

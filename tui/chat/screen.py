@@ -294,6 +294,10 @@ class ChatScreen(Screen[None]):
         else:
             await self.select_tab(event.index)
 
+    @on(TabBar.RunSelected)
+    def _run_clicked(self) -> None:
+        self.app.action_engine()
+
     async def select_tab(self, index: int) -> None:
         self.workspace.select(index)
         await self.show_active()

@@ -36,6 +36,7 @@ STATE_WORDS: dict[TabState, str] = {
     "failed": "failed",
 }
 TITLE_LEAST, TITLE_MOST = 10, 32  # cells
+RUNS_SHARE = 3  # batch runs take at most this part of the bar
 COMPACT_BELOW = 100
 
 
@@ -52,14 +53,30 @@ class TabBarLine:
     line: Line
     spans: dict[int, tuple[int, int]]
     plus: tuple[int, int]
+    runs: tuple[int, int] = (0, 0)
 
 
-def tab_bar_line(tabs: Sequence[TabLabel], active: int | None, room: int) -> TabBarLine:
+def run_labels(snapshot: Snapshot | None, *, compact: bool = False) -> list[str]:
+    """The batch runs on the engine, with how far they are: run:evals 41%."""
+    labels = []
+    for client in snapshot.clients if snapshot is not None else ():
+        if client.kind == "run" and client.connected:
+            name = printable(client.title.removeprefix("run:"))
+            title = f"run:{clip(name, min(16, cell_len(name)))}" if name and not compact else "run"
+            labels.append(f"{title} {100 * client.done // client.total}%" if client.total > 0 else title)
+    return labels
+
+
+def tab_bar_line(
+    tabs: Sequence[TabLabel], active: int | None, room: int, runs: Sequence[str] = ()
+) -> TabBarLine:
     """As many tabs as fit in `room` cells, the active one always among them; ‹ and › say that there are more.
+    Behind them the batch runs, as far as a third of the room goes.
 
     `active` None: none of the tabs is on show (the engine screen is).
     """
-    room -= 6
+    beside = _runs_line(runs, room // RUNS_SHARE)
+    room -= 6 + beside.width
     titles = min(TITLE_MOST, max(TITLE_LEAST, room // max(1, len(tabs)) - 6))
     labels = [_label(index, tab, index == active, titles) for index, tab in enumerate(tabs)]
     first, last = _window([line.width for line in labels], active or 0, room)
@@ -70,9 +87,22 @@ def tab_bar_line(tabs: Sequence[TabLabel], active: int | None, room: int) -> Tab
         bar.extend(labels[index].pieces)
         spans[index] = (start, bar.width)
     bar.add("›" if last < len(labels) else " ", "dim")
+    begin = bar.width
+    bar.extend(beside.pieces)
     plus = (bar.width, bar.width + 3)
     bar.add(" + ", "dim")
-    return TabBarLine(bar, spans, plus)
+    return TabBarLine(bar, spans, plus, (begin, plus[0]))
+
+
+def _runs_line(runs: Sequence[str], room: int) -> Line:
+    line = Line()
+    for number, label in enumerate(runs):
+        left = len(runs) - number
+        more = f" +{left} run{'s' if left > 1 else ''} "
+        if line.width + cell_len(label) + 2 + (len(more) if left > 1 else 0) > room:
+            return line.add(more if line.width + len(more) <= room else "", "dim")
+        line.add(f" {label} ", "dim")
+    return line
 
 
 def _label(index: int, tab: TabLabel, active: bool, cells: int) -> Line:
@@ -123,20 +153,26 @@ class TabBar(Canvas):
             super().__init__()
             self.index = index
 
+    class RunSelected(Message):
+        """A batch run was clicked."""
+
     def __init__(self) -> None:
         super().__init__(id="tab-bar")
         self._tabs: Sequence[TabLabel] = ()
         self._active: int | None = 0
         self._right: Sequence[Piece] = ()
+        self._runs: Sequence[str] = ()
         self._drawn: TabBarLine | None = None
 
-    def show(self, tabs: Sequence[TabLabel], active: int | None, right: Sequence[Piece]) -> None:
-        self._tabs, self._active, self._right = tabs, active, right
+    def show(
+        self, tabs: Sequence[TabLabel], active: int | None, right: Sequence[Piece], runs: Sequence[str] = ()
+    ) -> None:
+        self._tabs, self._active, self._right, self._runs = tabs, active, right, runs
         self.redraw()
 
     def draw(self, width: int, height: int) -> list[Line]:
         right_width = sum(cell_len(text) for text, _ in self._right)
-        self._drawn = tab_bar_line(self._tabs, self._active, width - right_width)
+        self._drawn = tab_bar_line(self._tabs, self._active, width - right_width, self._runs)
         return [self._drawn.line.right(self._right, width), Line().fit(width, "─", "frame")]
 
     def on_click(self, event: Click) -> None:
@@ -146,5 +182,7 @@ class TabBar(Canvas):
             if start <= event.x < end:
                 self.post_message(self.Selected(index))
                 return
-        if self._drawn.plus[0] <= event.x < self._drawn.plus[1]:
+        if self._drawn.runs[0] <= event.x < self._drawn.runs[1]:
+            self.post_message(self.RunSelected())
+        elif self._drawn.plus[0] <= event.x < self._drawn.plus[1]:
             self.post_message(self.Selected(None))

@@ -18,7 +18,7 @@ from mlxbatch.engine.snapshot import Snapshot
 from mlxbatch.errors import MlxbatchError
 from mlxbatch.tui.canvas import Canvas
 from mlxbatch.tui.chat.message_header import short_model
-from mlxbatch.tui.chat.tab_bar import TabLabel, tab_bar_line
+from mlxbatch.tui.chat.tab_bar import COMPACT_BELOW, TabLabel, run_labels, tab_bar_line
 from mlxbatch.tui.chat.workspace import EngineView as KnownEngine
 from mlxbatch.tui.confirm import Confirm
 from mlxbatch.tui.drawing import Line, Piece
@@ -51,17 +51,18 @@ class EngineBar(Canvas):
         super().__init__(id="engine-bar")
         self._tabs: Sequence[TabLabel] = ()
         self._right: Sequence[Piece] = ()
+        self._runs: Sequence[str] = ()
 
-    def show(self, tabs: Sequence[TabLabel], right: Sequence[Piece]) -> None:
-        self._tabs, self._right = tabs, right
+    def show(self, tabs: Sequence[TabLabel], right: Sequence[Piece], runs: Sequence[str]) -> None:
+        self._tabs, self._right, self._runs = tabs, right, runs
         self.redraw()
 
     def draw(self, width: int, height: int) -> list[Line]:
         here: list[Piece] = [("│", "frame"), (" ENGINE ", "cursor"), (" ", "text")]
         if not self._tabs:
-            return [Line(*here[1:]).right(self._right, width)]
+            return [Line(*here[1:], (" · ".join(self._runs), "dim")).right(self._right, width)]
         right_width = sum(len(text) for text, _ in self._right)
-        tabs = tab_bar_line(self._tabs, None, width - right_width - 10).line
+        tabs = tab_bar_line(self._tabs, None, width - right_width - 10, self._runs).line
         return [tabs.extend(here).right(self._right, width)]
 
 
@@ -122,7 +123,9 @@ class EngineScreen(Screen[None]):
         engine = self._engine()
         snapshot, arrived = self._frozen or (engine.snapshot, engine.arrived)
         self._view = replace(self._view, own=dict(self._own()), frozen=0.0 if self._frozen else None)
-        self._bar.show(self._tabs(), model_facts(snapshot, self.size.width))
+        width = self.size.width
+        runs = run_labels(snapshot, compact=width < COMPACT_BELOW)
+        self._bar.show(self._tabs(), model_facts(snapshot, width), runs)
         self._body.show(snapshot, self._view, status=engine.status.text, age=lambda: self._clock() - arrived)
 
     @property

@@ -53,6 +53,8 @@ def request_name(snapshot: Snapshot, view: ViewState, request_id: str, label: st
     info = next((info for info in snapshot.clients if info.client_id == client), None)
     owner = (info.title or info.kind) if info else ""
     room = width - cell_len(name) - 1
+    if owner.startswith("run:") and cell_len(owner) > room:
+        owner = "run"
     if not owner or owner == name or room < 3:
         return clip(name, width)
     return clip(f"{clip(owner, room).rstrip()} {name}", width)
