@@ -28,6 +28,7 @@ from mlxbatch.process.paths import RuntimeDir, is_alive
 from mlxbatch.process.registry import Registry
 from mlxbatch.process.status import LinkStatus
 from mlxbatch.request import OutputDelta, Request, SamplingParams
+from mlxbatch.tui.open_engine import Machine
 
 GREEDY = SamplingParams(temperature=0, max_tokens=60)
 
@@ -287,6 +288,22 @@ def test_stop_refuses_while_in_use_and_force_does_not(runtime: RuntimeDir) -> No
     assert not is_alive(launcher.paths)
     with pytest.raises(EngineError, match="does not answer"):
         stop_engine(record, runtime)
+
+
+def test_the_interface_stops_an_idle_engine_by_name(runtime: RuntimeDir) -> None:
+    machine = Machine(runtime)
+    launchers = [scripted_launcher(runtime, EngineConfig(model=name)) for name in ("smollm2-135m", "qwen3-4b")]
+    launchers[0].connect(hello("control")).close()  # nobody that uses it
+    user = ProcessEngine(launchers[1])
+    assert machine.idle_models()["smollm2-135m"] == "1.00 MB"
+    with pytest.raises(EngineInUseError, match="in use"):
+        machine.stop("qwen3-4b")
+    machine.stop("smollm2-135m")
+    assert not is_alive(launchers[0].paths)
+    assert machine.running_models() == ["qwen3-4b"]
+    with pytest.raises(EngineError, match="no engine runs for smollm2-135m"):
+        machine.stop("smollm2-135m")
+    user.close()
 
 
 def test_stop_reaches_an_engine_that_still_loads(runtime: RuntimeDir) -> None:
