@@ -19,12 +19,14 @@ from mlxbatch.units import format_bytes, format_seconds
 @dataclass(frozen=True, slots=True)
 class RunReport:
     """`seconds` is the time from the first request to the last record, loading excluded; `load_seconds` is
-    the loading. `engine` is what the engine counted, as `EngineClient.stats` gives it."""
+    the loading, `first_token_seconds` from the start of the command to the first token of any answer. `engine` is
+    what the engine counted, as `EngineClient.stats` gives it."""
 
     model: str
     totals: RunTotals
     seconds: float
     load_seconds: float
+    first_token_seconds: float | None
     engine: Mapping[str, Any]
     interrupted: bool = False
 
@@ -35,6 +37,7 @@ class RunReport:
             "model": self.model,
             "seconds": self.seconds,
             "load_seconds": self.load_seconds,
+            "first_token_seconds": self.first_token_seconds,
             "interrupted": self.interrupted,
             "requests": {
                 "answered": totals.answered,
@@ -85,7 +88,7 @@ class RunReport:
             requests += f"; {earlier} done earlier"
         rows = [
             ("requests", requests),
-            ("time", f"{format_seconds(self.seconds)}, and {format_seconds(self.load_seconds)} to load"),
+            ("time", self._times()),
             ("tokens", f"{totals.prompt_tokens:,} prompt, {totals.output_tokens:,} output"),
         ]
         if self.engine:
@@ -101,6 +104,12 @@ class RunReport:
                 points = [f"p{p} {format_seconds(float(values[f'p{p}'] or 0))}" for p in PERCENTILES]
                 rows.append((name, "   ".join(points)))
         return rows + (self._engine_rows() if self.engine else [])
+
+    def _times(self) -> str:
+        text = f"{format_seconds(self.seconds)}, and {format_seconds(self.load_seconds)} to load"
+        if self.first_token_seconds is not None:
+            text += f"; first token {format_seconds(self.first_token_seconds)} after the start"
+        return text
 
     def _engine_rows(self) -> list[tuple[str, str]]:
         engine = self.engine

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -124,6 +125,8 @@ class BatchRunner:
             if not self._jobs:
                 break
             deltas = self._engine.poll(POLL_SECONDS)
+            if self.totals.first_token_at is None and any(delta.token_ids for delta in deltas):
+                self.totals.first_token_at = time.monotonic()
             for delta in deltas:
                 self._take(delta)
             self.totals.add_timings(self._engine.pop_timings())

@@ -121,6 +121,7 @@ def run_batch(options: RunOptions, open_engine: OpenEngine, reporter: Reporter, 
 
     Raises UsageError before anything is written, EngineError when the engine or the output fails later.
     """
+    began = time.monotonic()
     with closing(InputFile(options.input)) as source, closing(reporter):
         options.output.check(source.path)
         for path in (options.stats, options.trace):
@@ -134,7 +135,7 @@ def run_batch(options: RunOptions, open_engine: OpenEngine, reporter: Reporter, 
             pending = pending_lines(checked.index, output.earlier.done, options.limit)
             if not pending.requests:
                 return _nothing_left(options, output, reporter)
-            report = _run_pending(options, checked, output, pending, manifest, open_engine, reporter)
+            report = _run_pending(options, checked, output, pending, manifest, open_engine, reporter, began)
     if options.stats is not None:
         report.write(options.stats)
     if tables is not None:
@@ -155,8 +156,9 @@ def _run_pending(
     manifest: Manifest,
     open_engine: OpenEngine,
     reporter: Reporter,
+    began: float,
 ) -> RunReport:
-    began = time.monotonic()
+    checked_at = time.monotonic()
     with ExitStack() as stack:
         engine = None
         if pending.valid:
@@ -205,7 +207,8 @@ def _run_pending(
             model=engine.model_name if engine else options.config.model,
             totals=totals,
             seconds=seconds,
-            load_seconds=loaded - began,
+            load_seconds=loaded - checked_at,
+            first_token_seconds=None if totals.first_token_at is None else totals.first_token_at - began,
             engine=engine.stats() if engine else {},
             interrupted=interrupt.draining,
         )

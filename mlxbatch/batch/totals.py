@@ -45,6 +45,7 @@ class RunTotals:
     prompt_tokens: int = 0  # of requests that gave their first token
     cached_tokens: int = 0  # of these, found in the prefix cache
     output_tokens: int = 0
+    first_token_at: float | None = None  # by the monotonic clock
     ttft: Distribution = field(default_factory=Distribution)
     tpot: Distribution = field(default_factory=Distribution)
     queue_time: Distribution = field(default_factory=Distribution)

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import argparse
 import gc
+import os
 import random
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -33,13 +35,9 @@ KV_BYTES = 90_000  # little enough that rows are preempted
 
 
 def resident_bytes() -> int:
-    """What the system counts, not what Python or MLX believe. Linux and macOS."""
-    if sys.platform.startswith("linux"):
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-        return pages * 4096
-    import psutil
-
-    return int(psutil.Process().memory_info().rss)
+    """What the system counts, not what Python or MLX believe."""
+    command = ["ps", "-o", "rss=", "-p", str(os.getpid())]
+    return 1024 * int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
 def request(number: int, numbers: random.Random, vocab: int) -> Request:

@@ -417,6 +417,7 @@ def test_statistics_add_up(bench: Bench, tmp_path: Path) -> None:
     assert stats["requests"]["failed"] == 1
     assert stats["tokens"]["output"] == sum(record["usage"]["completion_tokens"] for record in answers)
     assert stats["tokens"]["prompt"] == sum(record["usage"]["prompt_tokens"] for record in answers)
+    assert stats["load_seconds"] <= stats["first_token_seconds"] <= stats["load_seconds"] + stats["seconds"] + 5
     latency: Mapping[str, Any] = stats["latency_seconds"]
     assert latency["ttft"]["count"] == latency["queue"]["count"] == 20
     assert latency["ttft"]["p50"] <= latency["ttft"]["p95"] <= latency["ttft"]["p99"] <= latency["ttft"]["max"]
