@@ -17,7 +17,6 @@ import bisect
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from mlxbatch.errors import RequestError
 from mlxbatch.request import Priority, Request, TokenLogprob
 from mlxbatch.scheduling.admission import Admission, PrefixHit
 from mlxbatch.scheduling.budget import PrefillBudget, StepLoad, WholeStep
@@ -27,10 +26,10 @@ from mlxbatch.scheduling.plan import StepPlan, StepResult
 from mlxbatch.scheduling.policy import FirstComeFirstServed, Policy, WaitingQueue, service_class
 from mlxbatch.scheduling.sequence import Sequence, Status
 from mlxbatch.scheduling.slots import SlotPool
+from mlxbatch.scheduling.unfinished import UnfinishedRequests
 
 MAX_DEFERRED = 64  # waiting sequences looked past while they wait for a prefix that is being computed
 MAX_LOOK_AHEAD = 512  # waiting sequences looked at in one plan
-_SEED_STEP = 0x9E3779B97F4A7C15  # 2^64 / golden ratio: spreads the seeds of forks
 
 
 class Sampled(NamedTuple):
@@ -68,24 +67,21 @@ class Scheduler:
         self.kv = kv
         self.slots = SlotPool(max_num_seqs)
         self.max_num_batched_tokens = max_num_batched_tokens
-        self.max_model_len = max_model_len
         self.tail_len = tail_len
-        self.eos_token_ids = frozenset(eos_token_ids)
+        self.unfinished = UnfinishedRequests(
+            kv, max_model_len=max_model_len, eos_token_ids=eos_token_ids, seed=seed
+        )
         self.policy = policy or FirstComeFirstServed()
         self.prefill_budget = prefill_budget or WholeStep()
-        self.seed = seed
         self.waiting = WaitingQueue(self.policy)
         self.running: list[Sequence] = []  # in policy order: the last is the first to be preempted
         self.admission = Admission(kv)
         self.preemptions: list[Preemption] = []  # since the reader last emptied it
         self.num_preemptions = 0
-        self._sequences: dict[int, Sequence] = {}
-        self._of_request: dict[str, list[Sequence]] = {}
         self._retiring: list[Sequence] = []  # finished, still holding slot and blocks
         self._pending: set[int] = set()  # sequences whose chunk of the step before is not in the pools yet
         self._shrink_idle = False
         self._step = 0
-        self._next_id = 0
 
     # -- requests ------------------------------------------------------------------------------------------
 
@@ -97,48 +93,23 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """Whether plan() has something to do, or will have once the step in flight is committed."""
-        if self.running or len(self.waiting) or self._retiring or self._pending or self._sequences:
+        if self.running or len(self.waiting) or self._retiring or self._pending or len(self.unfinished):
             return True
         return self._shrink_idle or self.kv.bytes_held > self.kv.budget  # memory is to be given back
 
     @property
     def num_unfinished(self) -> int:
-        return len(self._sequences)
+        return len(self.unfinished)
 
-    def max_output_tokens(self, num_prompt_tokens: int) -> int:
-        """Output tokens that fit beside a prompt, by the context and by the pool when it is empty."""
-        room = min(self.max_model_len, self.kv.max_tokens_alone())
-        return room - num_prompt_tokens
+    @property
+    def max_model_len(self) -> int:
+        return self.unfinished.max_model_len
 
     def add(self, request: Request) -> list[Sequence]:
         """Queue a request; returns its `n` sequences. Raises RequestError if it can never fit."""
-        if request.request_id in self._of_request:
-            raise RequestError(f"request id {request.request_id!r} is already in use", param="request_id")
-        prompt, params = list(request.prompt_token_ids), request.params
-        if not prompt:
-            raise RequestError("the prompt has no tokens", code="empty_prompt", param="prompt")
-        self.check_fits(len(prompt), params.max_tokens)
-        limit = self.max_output_tokens(len(prompt))
-        max_length = len(prompt) + min(limit, params.max_tokens or limit)
-        sequences = []
-        for index in range(params.n):
-            resumed = list(request.resume_token_ids) if index == 0 else []
-            seq = Sequence(
-                seq_id=self._next_id,
-                request=request,
-                index=index,
-                max_length=max_length,
-                eos_token_ids=self.eos_token_ids,
-                token_ids=prompt + resumed,
-                num_prompt_tokens=len(prompt),
-                seed=self._seed_of(request, index),
-            )
-            self._next_id += 1
-            self._sequences[seq.seq_id] = seq
-            sequences.append(seq)
+        sequences = self.unfinished.add(request)
         if self.kv.prefix_caching:
             self.kv.hash_prompt(sequences[0].prompt_hashes, sequences[0].token_ids)
-        self._of_request[request.request_id] = list(sequences)
         if request.resume_token_ids:
             for seq in sequences:
                 self.waiting.add(seq)
@@ -149,33 +120,11 @@ class Scheduler:
 
     def check_fits(self, num_prompt: int, max_tokens: int | None) -> None:
         """Raise RequestError, with the arithmetic, if a request of these lengths can never run."""
-        wanted = num_prompt + (max_tokens or 1)
-        parts = f"{num_prompt} prompt tokens + {max_tokens or 1} new tokens = {wanted}"
-        if wanted > self.max_model_len:
-            raise RequestError(
-                f"{parts}, but the context holds {self.max_model_len}. Shorten the prompt or lower max_tokens to "
-                f"{max(0, self.max_model_len - num_prompt)}.",
-                code="context_length_exceeded",
-                param="max_tokens" if num_prompt < self.max_model_len else "prompt",
-            )
-        room = self.kv.max_tokens_alone()
-        if wanted > room:
-            raise RequestError(
-                f"{parts}, but the whole KV cache holds {room} ({self.kv.limit:,} bytes). Shorten the prompt, lower "
-                f"max_tokens to {max(0, room - num_prompt)}, or raise --kv-memory.",
-                code="kv_cache_exceeded",
-                param="max_tokens" if num_prompt < room else "prompt",
-            )
-
-    def _seed_of(self, request: Request, index: int) -> int:
-        base = request.params.seed
-        if base is None:
-            base = (self.seed + 1) * _SEED_STEP + self._next_id * 0xD1B54A32D192ED03
-        return (base + index * _SEED_STEP) & 0xFFFFFFFFFFFFFFFF
+        self.unfinished.check_fits(num_prompt, max_tokens)
 
     def cancel(self, request_id: str, now: float) -> list[Sequence]:
         """End what is unfinished of a request; returns those sequences."""
-        ended = [s for s in self._of_request.get(request_id, []) if s.status is not Status.FINISHED]
+        ended = self.unfinished.of_request(request_id)
         for seq in ended:
             self.finish(seq, "abort", now)
         return ended
@@ -197,12 +146,10 @@ class Scheduler:
         if seq.siblings and reason != "abort":  # its prompt was never finished: the others go on alone
             self._release_siblings(seq)
         seq.finish(reason, now, stop_reason=stop_reason, error=error)
-        del self._sequences[seq.seq_id]
+        self.unfinished.remove(seq)
         if seq.kv is not None:
             self.running.remove(seq)
             self._retiring.append(seq)
-        if all(s.status is Status.FINISHED for s in self._of_request[seq.request.request_id]):
-            del self._of_request[seq.request.request_id]
 
     def set_kv_budget(self, budget: int) -> int:
         """Change the bytes for KV blocks from the next plan on; returns what was granted.
@@ -212,8 +159,7 @@ class Scheduler:
         """
         kv, size = self.kv, self.kv.block_size
         kv.limit = max(kv.limit, budget)
-        longest = max((seq.num_tokens for seq in self._sequences.values()), default=0)
-        alone = kv.bytes_alone(longest + size)
+        alone = kv.bytes_alone(self.unfinished.longest + size)
         kv.budget = max(budget, min(alone, kv.limit))
         return kv.budget
 
@@ -461,7 +407,7 @@ class Scheduler:
         for row, token_id, finite, logprob in zip(
             plan.samples, result.token_ids, result.finite, result.logprobs, strict=True
         ):
-            seq = self._sequences.get(row.seq_id)
+            seq = self.unfinished.get(row.seq_id)
             if seq is None:
                 continue
             if not finite:
