@@ -72,7 +72,7 @@ class MemoryShare:
             done()
 
         def shrink(engine: ServedEngine) -> None:
-            engine.resize(engine.claim.reserved - lacking, evict=evict)
+            engine.resize(engine.claim.reserved - max(0, lacking), evict=evict)
             self._on_loop(gave)
 
         self._next_try = 0.0

@@ -34,8 +34,10 @@ from mlxbatch.process.messages import (
     Decode,
     Encode,
     EncodeChat,
+    GiveWay,
     Message,
     Ping,
+    Progress,
     SnapshotRequest,
     StatsRequest,
     Submit,
@@ -74,6 +76,8 @@ def a_message(generator: random.Random) -> Message:
             StatsRequest(call=number),
             SnapshotRequest(call=number),
             Ping(call=number),
+            Progress(done=generator.choice([0, -5, 2**63]), total=generator.choice([0, -1, 7])),
+            GiveWay(call=number, bytes=generator.choice([0, -(2**62), 10**6, 2**63]), evict=generator.random() < 0.5),
         ]
     )
 
@@ -103,7 +107,7 @@ def damaged(generator: random.Random) -> bytes:
 
 
 def wrong_version(generator: random.Random) -> bytes:
-    fields = {"type": "hello", "protocol": generator.choice([0, 2, 10**9, -1, "1", None, PROTOCOL]), "version": "9.9"}
+    fields = {"type": "hello", "protocol": generator.choice([0, 1, 10**9, -1, "1", None, PROTOCOL]), "version": "9.9"}
     fields["kind"] = generator.choice(["chat", "nonsense", 5])
     return framed(msgspec.msgpack.encode(fields))
 

@@ -84,6 +84,9 @@ def test_an_engine_with_requests_and_one_with_a_fixed_pool_keep_what_they_hold(t
         control.send(GiveWay(call=8, bytes=100))
         assert control.until(Pong) == Pong(call=8)
         assert held(runtime) == {"fixed": 400, "busy": 300}
+        control.send(GiveWay(call=9, bytes=-100))  # nobody grows by being asked
+        control.until(Pong)
+        assert held(runtime) == {"fixed": 400, "busy": 300}
 
 
 def test_cached_blocks_go_only_where_the_newcomer_could_not_run(tmp_path: Path) -> None:

@@ -63,7 +63,8 @@ def run_labels(snapshot: Snapshot | None, *, compact: bool = False) -> list[str]
         if client.kind == "run" and client.connected:
             name = printable(client.title.removeprefix("run:"))
             title = f"run:{clip(name, min(16, cell_len(name)))}" if name and not compact else "run"
-            labels.append(f"{title} {100 * client.done // client.total}%" if client.total > 0 else title)
+            share = min(100, max(0, 100 * client.done // client.total)) if client.total > 0 else None
+            labels.append(title if share is None else f"{title} {share}%")
     return labels
 
 
