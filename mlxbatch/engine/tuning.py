@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from mlxbatch.capacity.calibration import FITTED
+from mlxbatch.capacity.chat_budget import ChatBudget
 from mlxbatch.capacity.chips import Chip
 from mlxbatch.capacity.cost_model import GuessedTimes, StepCostModel, StepTimes
 from mlxbatch.capacity.latency_budget import LatencyBudget
@@ -18,7 +19,7 @@ from mlxbatch.capacity.rows_plan import SHOWN_ROWS, auto_rows
 from mlxbatch.capacity.saturation import fit_saturation, padded_rows
 from mlxbatch.config import EngineConfig
 from mlxbatch.engine.snapshot import EffCurve, EffPoint
-from mlxbatch.scheduling.budget import PrefillBudget
+from mlxbatch.scheduling.budget import PrefillBudget, WholeStep
 from mlxbatch.scheduling.plan import StepPlan
 from mlxbatch.scheduling.policy import Policy, make_policy
 
@@ -26,7 +27,7 @@ SHOWN_CONTEXT = 1024  # cached tokens of each row on a predicted curve
 MOST_ROWS = 256
 
 # What a mode sets, where the user left EngineConfig's default. Interactive: small batches and short steps;
-# throughput: large stable ones.
+# throughput: large stable ones, and no chunk made smaller for a chat.
 MODES: Mapping[str, Mapping[str, object]] = {
     "balanced": {},
     "interactive": {"max_num_batched_tokens": 256, "tpot_target": 0.05, "ttft_target": 1.0},
@@ -70,7 +71,7 @@ class Tuning:
     reason: str
     cost: StepCostModel
     policy: Policy
-    prefill_budget: PrefillBudget | None
+    prefill_budget: PrefillBudget
     row_sizes: tuple[int, ...]
     eff: EffCurve
 
@@ -118,11 +119,13 @@ def tune_for(
         )
         rows, reason = cap.rows, cap.reason
     cost = StepCostModel(times, source=source)
-    budget = None
+    budget: PrefillBudget = WholeStep()
     if config.tpot_target is not None:
         budget = LatencyBudget(
             cost, tpot_target=config.tpot_target, ttft_target=config.ttft_target, block_size=config.block_size
         )
+    elif config.mode != "throughput":
+        budget = ChatBudget(cost, block_size=config.block_size)
     sizes: tuple[int, ...] = ()
     if config.deterministic:
         sizes = (rows,)

@@ -57,11 +57,13 @@ def test_modes_set_what_the_user_left_open() -> None:
     assert decide(EngineConfig(mode="interactive")).rows < decide(EngineConfig(mode="throughput")).rows
 
 
-def test_a_target_gives_a_latency_budget_and_none_gives_none() -> None:
-    assert decide(EngineConfig()).prefill_budget is None
-    budget = decide(EngineConfig(tpot_target=0.05)).prefill_budget
-    assert budget is not None
-    assert budget.grant(StepLoad((), (), 100, 0.0)).num_tokens == 100
+def test_a_target_gives_a_latency_budget_and_none_protects_chats_but_for_throughput() -> None:
+    budgets = [
+        decide(config).prefill_budget
+        for config in (EngineConfig(tpot_target=0.05), EngineConfig(), EngineConfig(mode="throughput"))
+    ]
+    assert [type(budget).__name__ for budget in budgets] == ["LatencyBudget", "ChatBudget", "WholeStep"]
+    assert {budget.grant(StepLoad((), (), 100, 0.0)).num_tokens for budget in budgets} == {100}
 
 
 def test_steps_that_were_run_correct_the_model() -> None:

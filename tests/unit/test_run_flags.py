@@ -15,6 +15,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.tuner.utils import linear_to_lora_layers
 from mlx_lm.utils import load_model
 
+from mlxbatch.capacity.chat_budget import ChatBudget
 from mlxbatch.capacity.latency_budget import LatencyBudget
 from mlxbatch.cli import run as run_command
 from mlxbatch.config import EngineConfig
@@ -22,7 +23,6 @@ from mlxbatch.engine.local import LocalEngine
 from mlxbatch.process.launcher import LaunchOptions, engine_command
 from mlxbatch.process.paths import RuntimeDir, engine_key
 from mlxbatch.request import Request, SamplingParams
-from mlxbatch.scheduling.budget import WholeStep
 from mlxbatch.scheduling.policy import EarliestDue, FirstComeFirstServed, ShortestFirst
 from mlxbatch.settings import Sources, engine_config
 
@@ -88,7 +88,7 @@ def test_the_target_for_tokens(model: Path) -> None:
     assert engine.core.metrics.targets.tpot == 0.05
     engine.close()
     engine = engine_of(model)
-    assert isinstance(engine.core.scheduler.prefill_budget, WholeStep)
+    assert isinstance(engine.core.scheduler.prefill_budget, ChatBudget)
     engine.close()
 
 

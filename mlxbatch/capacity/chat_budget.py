@@ -1,0 +1,37 @@
+"""The prefill chunk of a step when no latency target is set: batch prompts make way for running chats."""
+
+from __future__ import annotations
+
+from mlxbatch.capacity.cost_model import StepCostModel
+from mlxbatch.scheduling.budget import PrefillGrant, StepLoad
+
+SLOWDOWN = 2.0  # of a chat's tokens, by the prompts of batch requests
+
+
+class ChatBudget:
+    """While an interactive request is decoding, prompts of batch requests may at most double the time of a step.
+
+    So half of the machine still goes to prefill, in small chunks; a chunk of max_num_batched_tokens beside a chat
+    would make each of its tokens wait for as long as dozens of them take. Prompts of interactive requests are
+    computed at once, and one block always moves on.
+    """
+
+    def __init__(self, cost: StepCostModel, *, block_size: int = 16) -> None:
+        self._cost = cost
+        self._block = block_size
+
+    def grant(self, load: StepLoad) -> PrefillGrant:
+        if not load.prompts or not any(seq.interactive for seq in load.decodes):
+            return PrefillGrant(load.available)
+        chats = sum(seq.num_to_compute for seq in load.prompts if seq.interactive)
+        rows = len(load.decodes)
+        context = sum(seq.num_computed for seq in load.decodes) / rows
+        size = self._cost.prefill_budget(
+            rows,
+            context,
+            SLOWDOWN * self._cost.predict(rows, 0, context),
+            most=load.available,
+            block_size=self._block,
+            start=load.prompts[0].num_computed,
+        )
+        return PrefillGrant(min(load.available, max(size, chats, self._block)))
