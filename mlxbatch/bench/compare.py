@@ -30,10 +30,11 @@ _FIGURES: dict[str, tuple[str, Callable[[Measured], float]]] = {
     "prefill": ("s", lambda m: m.prefill_seconds),
     "decode": ("ms/token", lambda m: 1e3 * m.decode_seconds_per_token),
     "KV held over live": ("x", lambda m: m.held_over_live),
-    "chat TTFT p99": ("s", Measured.p99_ttft),
-    "chat token gap p99": ("ms", lambda m: 1e3 * m.p99_gap()),
+    "chat TTFT p99": ("s", lambda m: m.p99("ttft")),
+    "chat TPOT p99": ("ms", lambda m: 1e3 * m.p99("tpot")),
+    "chat token gap p99": ("ms", lambda m: 1e3 * m.p99("token_gaps")),
 }
-_LATENCY_FIGURES = ("total", "chat TTFT p99", "chat token gap p99")
+_LATENCY_FIGURES = ("total", "chat TTFT p99", "chat TPOT p99", "chat token gap p99")
 _THROUGHPUT_FIGURES = ("total", "prefill", "decode", "KV held over live")
 
 

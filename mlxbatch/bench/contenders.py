@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from typing import Any
 
 import mlx.core as mx
 from mlx_lm.generate import BatchGenerator
 from mlx_lm.models.cache import make_prompt_cache
 
+from mlxbatch.bench.arrivals import Arrivals
 from mlxbatch.bench.measured import ChatClock, Measured
-from mlxbatch.bench.workloads import Job, Workload
+from mlxbatch.bench.workloads import Workload
 from mlxbatch.config import EngineConfig
 from mlxbatch.engine.local import LocalEngine
 from mlxbatch.models.loaded import LoadedModel
 from mlxbatch.request import Priority, Request, SamplingParams
 from mlxbatch.scheduling.plan import StepPlan
-
-
-def _arrivals(workload: Workload) -> deque[tuple[str, Job]]:
-    return deque(sorted(((str(i), job) for i, job in enumerate(workload.jobs)), key=lambda item: item[1].arrives))
 
 
 def run_ours(loaded: LoadedModel, workload: Workload) -> Measured:
@@ -33,27 +29,29 @@ def run_ours(loaded: LoadedModel, workload: Workload) -> Measured:
     measured = Measured()
     clock = ChatClock(measured)
 
+    own_observer = engine.core.observe
+
     def observe(plan: StepPlan, seconds: float) -> None:
+        if own_observer is not None:  # the engine's cost model learns from it
+            own_observer(plan, seconds)
         measured.add_iteration(seconds, has_prefill=bool(plan.chunks), tokens=len(plan.decode))
 
     engine.core.observe = observe
-    queue = _arrivals(workload)
-    chats = {name for name, job in queue if job.chat}
-    seen: set[str] = set()
+    arrivals = Arrivals(workload)
+    chats = {str(number) for number, job in enumerate(workload.jobs) if job.chat}
     began = time.perf_counter()
-    while queue or engine.has_unfinished:
-        now = time.perf_counter() - began
-        while queue and queue[0][1].arrives <= now:
-            name, job = queue.popleft()
+    while arrivals or engine.has_unfinished:
+        for name, job in arrivals.due(time.perf_counter() - began):
             params = SamplingParams(temperature=0, max_tokens=job.max_tokens, ignore_eos=True)
             priority = Priority.INTERACTIVE if job.chat else Priority.BATCH
             engine.submit(Request(name, job.prompt, params, priority=priority))
             clock.arrived(name, job.arrives)
         for delta in engine.poll():
             if delta.request_id in chats:
-                moment = time.perf_counter() - began
-                clock.token(delta.request_id, moment, first=delta.request_id not in seen)
-                seen.add(delta.request_id)
+                clock.token(delta.request_id, time.perf_counter() - began)
+            if delta.finish_reason is not None:
+                arrivals.finished(delta.request_id)
+    clock.close()
     measured.total = time.perf_counter() - began
     measured.held_over_live = float(str(engine.stats()["kv_held_over_live"]))
     engine.close()
@@ -66,19 +64,16 @@ def run_mlx_lm(loaded: LoadedModel, workload: Workload, *, give_prefix: bool = F
     generator = BatchGenerator(loaded.model, **options)
     measured = Measured()
     clock = ChatClock(measured)
-    queue = _arrivals(workload)
+    arrivals = Arrivals(workload)
     names: dict[int, str] = {}
-    seen: set[str] = set()
-    chats = {name for name, job in queue if job.chat}
+    chats = {str(number) for number, job in enumerate(workload.jobs) if job.chat}
     live: dict[int, int] = {}
     ratios: list[float] = []
     per_token = _kv_bytes_per_token(loaded)
     began = time.perf_counter()
     prefix_cache = _prefix_cache(loaded, workload) if give_prefix else None
-    while queue or live:
-        now = time.perf_counter() - began
-        while queue and queue[0][1].arrives <= now:
-            name, job = queue.popleft()
+    while arrivals or live:
+        for name, job in arrivals.due(time.perf_counter() - began):
             skip = workload.prefix_len if prefix_cache is not None else 0
             caches = [_copy_cache(prefix_cache)] if prefix_cache is not None else None
             uid = generator.insert([list(job.prompt[skip:])], [job.max_tokens], caches=caches)[0]
@@ -95,14 +90,15 @@ def run_mlx_lm(loaded: LoadedModel, workload: Workload, *, give_prefix: bool = F
             name = names[response.uid]
             live[response.uid] += 1
             if name in chats:
-                clock.token(name, moment - began, first=name not in seen)
-                seen.add(name)
+                clock.token(name, moment - began)
             if response.finish_reason is not None:
                 del live[response.uid]
+                arrivals.finished(name)
         running = [r.uid for r in responses if r.uid in live]
         if running and not prompts:
             ratios.append(generator.prompt_cache_nbytes / per_token / sum(live[uid] for uid in running))
     measured.total = time.perf_counter() - began
+    clock.close()
     measured.held_over_live = sum(ratios) / len(ratios) if ratios else 0.0
     generator.close()
     mx.clear_cache()

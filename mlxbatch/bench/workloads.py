@@ -22,13 +22,15 @@ class Job:
 @dataclass(frozen=True, slots=True)
 class Workload:
     """`prefix_len`: the first tokens of every prompt are the same. `rows` is max_num_seqs on our side and
-    completion_batch_size on mlx-lm's; None leaves both at their defaults."""
+    completion_batch_size on mlx-lm's; None leaves both at their defaults. `in_flight`: the batch run's client sends
+    its next job when fewer than so many are unfinished; None sends all at the start."""
 
     name: str
     title: str
     jobs: tuple[Job, ...]
     rows: int | None = 16
     prefix_len: int = 0
+    in_flight: int | None = None
     max_num_batched_tokens: int = 512
     settings: Mapping[str, object] = field(default_factory=dict)
 
@@ -77,12 +79,12 @@ def shared_prefix(vocab: int) -> Workload:
 
 
 def latency(vocab: int) -> Workload:
-    """Chat requests that arrive, one every 2.5 s, while a batch run with long prompts keeps the engine busy."""
+    """Chat requests that arrive, one every 4 s, while a batch run with long prompts keeps the engine busy."""
     ids = _Ids(4, vocab)
-    batch = [Job(ids.take(ids.between(600, 1400)), ids.between(40, 80)) for _ in range(24)]
-    chats = [Job(ids.take(ids.between(20, 60)), 32, arrives=2.0 + 2.5 * i, chat=True) for i in range(8)]
-    title = "8 chat requests during a batch run of 24 prompts of 600 to 1,400 tokens"
-    return Workload("latency", title, (*batch, *chats), rows=None)
+    batch = [Job(ids.take(ids.between(400, 800)), ids.between(8, 40)) for _ in range(32)]
+    chats = [Job(ids.take(ids.between(20, 60)), 32, arrives=2.0 + 4.0 * i, chat=True) for i in range(8)]
+    title = "8 chat requests during a batch run of 32 prompts of 400 to 800 tokens, 16 of them in flight"
+    return Workload("latency", title, (*batch, *chats), rows=None, in_flight=16)
 
 
 WORKLOADS: Mapping[str, Callable[[int], Workload]] = {

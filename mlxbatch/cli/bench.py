@@ -80,12 +80,16 @@ def _print_table(figures: list[Figure], model: str, repetitions: int) -> None:
     for figure in figures:
         if last and figure.workload != last:
             table.add_section()
-        ours, theirs = (f"{value:.3g} {figure.unit}" for value in (figure.ours, figure.mlx_lm))
+        ours, theirs = (f"{_digits(value)} {figure.unit}" for value in (figure.ours, figure.mlx_lm))
         table.add_row(
             figure.workload if figure.workload != last else "", figure.name, ours, theirs, f"{figure.ratio:.2f}"
         )
         last = figure.workload
     Console().print(table)
+
+
+def _digits(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
 def _show_host(rows: list[dict[str, float]], json_path: str | None) -> int:
