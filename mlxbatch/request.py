@@ -11,6 +11,8 @@ import msgspec
 from mlxbatch.errors import RequestError
 
 FINISH_REASONS = ("stop", "length", "abort", "error")
+LEAST_INTEGER, LARGEST_INTEGER = -(2**63), 2**64 - 1  # what a message to the engine process can hold
+LEAST_TEMPERATURE = 1e-5  # below it sampling is greedy, as in vLLM: logits divided by it would overflow
 
 
 class Priority(enum.IntEnum):
@@ -24,9 +26,9 @@ class Priority(enum.IntEnum):
 class SamplingParams:
     """How tokens are chosen and when to stop. Names and defaults follow vLLM's class.
 
-    `temperature` 0 is greedy. `top_k` of 0 or -1 keeps every token. `logprobs` is the number of top
-    log-probabilities to return beside the sampled token's (None: none at all). `max_tokens` None means
-    whatever fits the context. `presence_penalty` and `frequency_penalty` count generated tokens,
+    `temperature` 0 is greedy, and so is less than 1e-5. `top_k` of 0 or -1 keeps every token. `logprobs` is
+    the number of top log-probabilities to return beside the sampled token's (None: none at all). `max_tokens`
+    None means whatever fits the context. `presence_penalty` and `frequency_penalty` count generated tokens,
     `repetition_penalty` prompt and generated tokens.
 
     Raises RequestError for a value outside its range.
@@ -56,6 +58,9 @@ class SamplingParams:
         object.__setattr__(self, "stop", stop)
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
         object.__setattr__(self, "logit_bias", dict(self.logit_bias or {}))
+        for name in ("n", "top_k", "seed", "max_tokens", "min_tokens"):
+            value = getattr(self, name)
+            self._check(name, value is None or LEAST_INTEGER <= value <= LARGEST_INTEGER, "a number of 64 bits")
         self._check("n", self.n >= 1, "at least 1")
         self._check("temperature", 0.0 <= self.temperature < float("inf"), "0 or more, and finite")
         self._check("top_k", self.top_k >= -1, "-1 or 0 (off), or at least 1")
@@ -78,7 +83,7 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
-        return self.temperature == 0.0
+        return self.temperature < LEAST_TEMPERATURE
 
     @property
     def has_penalties(self) -> bool:

@@ -13,6 +13,8 @@ import numpy as np
 
 from mlxbatch.scheduling.plan import SampleRow
 
+LARGEST_FACTOR = 1e30  # infinity in its place would turn a logit of zero, or a forbidden one, into NaN
+
 
 class PenaltyCounts:
     """Counts of generated tokens and flags of prompt tokens, one row of vocabulary size for each slot in use."""
@@ -41,9 +43,11 @@ class PenaltyCounts:
         counts = self._generated[index]
         repeated = counts > 0
         seen = repeated | self._prompt[index]
-        repetition, presence, frequency = (
+        factors = np.clip([[row.params.repetition_penalty] for row in rows], 1 / LARGEST_FACTOR, LARGEST_FACTOR)
+        repetition = mx.array(factors.astype(np.float32))
+        presence, frequency = (
             mx.array(np.array([[getattr(row.params, name)] for row in rows], np.float32))
-            for name in ("repetition_penalty", "presence_penalty", "frequency_penalty")
+            for name in ("presence_penalty", "frequency_penalty")
         )
         scaled = mx.where(logits > 0, logits / repetition, logits * repetition)
         logits = mx.where(seen, scaled, logits)

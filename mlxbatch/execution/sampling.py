@@ -16,7 +16,7 @@ import numpy as np
 
 from mlxbatch.execution.arrays import with_rows
 from mlxbatch.execution.noise import gumbel, sampling_keys
-from mlxbatch.execution.penalties import PenaltyCounts
+from mlxbatch.execution.penalties import LARGEST_FACTOR, PenaltyCounts
 from mlxbatch.request import TokenLogprob
 from mlxbatch.scheduling.plan import SampleRow, StepResult
 
@@ -84,7 +84,7 @@ class _Batch:
         self.greedy_only = not (self.penalised or self.random or self.logprobs or self.biases)
         self.seeds = np.array([rows[i].seed & (2**64 - 1) for i in self.random], np.uint64)
         chosen = [params[i] for i in self.random]
-        self.temperatures = mx.array(np.array([[p.temperature] for p in chosen], np.float32))
+        self.temperatures = mx.array(np.array([[min(p.temperature, LARGEST_FACTOR)] for p in chosen], np.float32))
         min_p = np.array([[p.min_p] for p in chosen], np.float32)
         with np.errstate(divide="ignore"):
             self.log_min_p = mx.array(np.log(min_p)) if min_p.any() else None

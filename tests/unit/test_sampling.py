@@ -75,6 +75,44 @@ def test_samples_follow_the_softmax(temperature: float) -> None:
     assert ((found - expected) ** 2 / expected).sum() < 31.3
 
 
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(temperature=1e-300),
+        SamplingParams(temperature=1e-38),
+        SamplingParams(temperature=1e-6, top_k=5),
+        SamplingParams(top_p=1e-300),
+    ],
+)
+def test_the_smallest_values_are_greedy(params: SamplingParams) -> None:
+    logits = random_logits(4, scale=20.0)
+    result = sample(logits, [row_of(params, seq_id=i, slot=i) for i in range(4)])
+    assert list(result.token_ids) == logits.argmax(axis=-1).tolist()
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(temperature=1e300),
+        SamplingParams(temperature=1e300, top_p=0.9),
+        SamplingParams(repetition_penalty=1e300),
+        SamplingParams(repetition_penalty=1e-300, temperature=1e-3),
+        SamplingParams(repetition_penalty=1e300, temperature=0, logprobs=2),
+    ],
+)
+def test_the_largest_values_forbid_what_is_forbidden_and_nothing_else(params: SamplingParams) -> None:
+    """Beyond what float32 holds, they must not turn minus infinity or zero into NaN."""
+    logits = random_logits(1)
+    logits[0, 5] = 0.0  # a logit of zero that a penalty meets
+    drawn = set()
+    for seed in range(20):
+        row = row_of(params, seed=seed, suppress=(0, 1, 2, 3, 4), history=[5, 6, 7])
+        drawn |= {int(token) for token in sample(logits, [row]).token_ids}
+    assert not drawn & {0, 1, 2, 3, 4}
+    if params.temperature == 1e300:
+        assert len(drawn) > 5, "every token is as likely as any other"
+
+
 def test_noise_depends_on_seed_and_position_alone() -> None:
     params = SamplingParams(temperature=1.0)
     logits = random_logits(1, scale=0.3)
