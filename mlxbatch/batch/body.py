@@ -12,9 +12,9 @@ from typing import Any, NoReturn, TypeVar
 import msgspec
 
 from mlxbatch.batch.item import BatchItem, CustomId, LineError, RequestDefaults
-from mlxbatch.batch.schema import MOST_CHOICES, NEUTRAL_VALUES, Body, ChatBody, CompletionBody, Message
+from mlxbatch.batch.schema import DEEPEST, MOST_CHOICES, NEUTRAL_VALUES, Body, ChatBody, CompletionBody, Message
 from mlxbatch.errors import RequestError
-from mlxbatch.request import SamplingParams
+from mlxbatch.request import LARGEST_INTEGER, LEAST_INTEGER, SamplingParams
 
 T = TypeVar("T")
 
@@ -31,7 +31,7 @@ class BodyReader:
     defaults: RequestDefaults
 
     def chat(self, body: dict[str, Any]) -> BatchItem:
-        values = self.convert(body, ChatBody)
+        values = self._values(body, ChatBody)
         if not values.messages:
             self.refuse("there are no messages", "messages")
         messages = [self._message(message, index) for index, message in enumerate(values.messages)]
@@ -41,6 +41,8 @@ class BodyReader:
             if values.max_tokens not in (None, values.max_completion_tokens):
                 self.refuse("max_tokens and max_completion_tokens disagree", "max_completion_tokens")
             values.max_tokens = values.max_completion_tokens
+        if "messages" in (values.chat_template_kwargs or {}):
+            self.refuse("the messages stand beside chat_template_kwargs, not in it", "chat_template_kwargs.messages")
         if values.top_logprobs and not values.logprobs:
             self.refuse("top_logprobs needs logprobs to be true", "top_logprobs")
         logprobs = (values.top_logprobs or 0) if values.logprobs else None
@@ -57,7 +59,7 @@ class BodyReader:
 
     def completion(self, body: dict[str, Any], default_max_tokens: int | None = None) -> BatchItem:
         """`default_max_tokens` holds when neither the body nor the run names a limit; None: what fits."""
-        values = self.convert(body, CompletionBody)
+        values = self._values(body, CompletionBody)
         if values.best_of not in (None, values.n or 1):
             self.refuse("best_of other than n is not supported", "best_of", code="unsupported_parameter")
         return BatchItem(
@@ -68,6 +70,13 @@ class BodyReader:
             metadata=values.metadata,
             named_model=values.model,
         )
+
+    def _values(self, body: dict[str, Any], kind: type[T]) -> T:
+        for name, value in body.items():
+            problem = _problem_for_the_engine(value)
+            if problem:
+                self.refuse(f"{name} {problem}", name)
+        return self.convert(body, kind)
 
     def convert(self, body: dict[str, Any], kind: type[T]) -> T:
         """`body` as `kind`, type by type."""
@@ -161,7 +170,7 @@ class BodyReader:
             self.refuse(str(error), param, code=error.code)
 
     def _token_id(self, key: str) -> int:
-        if not key.isascii() or not key.isdigit():
+        if not key.isascii() or not key.isdigit() or len(key) > len(str(LARGEST_INTEGER)):
             self.refuse(f"the keys of logit_bias are token ids, not {key!r}", "logit_bias")
         return int(key)
 
@@ -173,6 +182,19 @@ def mixed_seed(seed: int, custom_id: CustomId) -> int:
     """A seed for one line of a seeded run: fixed by both arguments, different from line to line."""
     digest = hashlib.blake2b(f"{seed}/{custom_id!r}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
+
+
+def _problem_for_the_engine(value: object) -> str | None:
+    """Why no message to the engine process can hold a JSON value, if none can."""
+    level = [value]
+    for _ in range(DEEPEST):
+        if not level:
+            return None
+        if any(isinstance(v, int) and not LEAST_INTEGER <= v <= LARGEST_INTEGER for v in level):
+            return "has a number of more than 64 bits"
+        inner = (v.values() if isinstance(v, dict) else v for v in level if isinstance(v, (dict, list)))
+        level = [v for values in inner for v in values]
+    return f"is nested more than {DEEPEST} deep"
 
 
 def _is_token_ids(value: object) -> bool:

@@ -95,7 +95,7 @@ def detect_format(first_lines: list[bytes], name: str) -> BatchFormat:
             return "messages"
         if values.keys() & {"body", "url", "method"}:
             return "openai"
-    if looks_like_json:
+    if looks_like_json and first_lines:
         raise UsageError(
             f"{name}: cannot tell the format: among the first lines there is no OpenAI Batch request "
             '(custom_id, method, url, body), no {"messages": ...} and no {"prompt": ...}; see --format'
@@ -109,5 +109,5 @@ def _json_object(text: bytes) -> dict[str, Any]:
     except (msgspec.DecodeError, RecursionError) as error:
         raise LineError(f"not JSON: {error}", code="invalid_json") from None
     if not isinstance(values, dict):
-        raise LineError(f"a JSON object is needed, not {type(values).__name__}", path="$")
+        raise LineError("the line is JSON, but not an object", path="$")
     return values

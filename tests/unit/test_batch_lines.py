@@ -239,6 +239,7 @@ def test_defaults_are_checked_before_any_line() -> None:
         ([b"What is 2 + 2?", b'{"prompt": "x"}'], "x", "messages"),
         ([b"What is 2 + 2?"], "x.txt", "text"),
         ([], "x.txt", "text"),
+        ([], "empty.jsonl", "text"),
     ],
 )
 def test_the_format_is_detected(lines: list[bytes], name: str, expected: str) -> None:
@@ -249,6 +250,36 @@ def test_the_format_is_detected(lines: list[bytes], name: str, expected: str) ->
 def test_an_unclear_format_is_asked_for(lines: list[bytes], name: str) -> None:
     with pytest.raises(UsageError, match="--format"):
         detect_format(lines, name)
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "words"),
+    [
+        ({"messages": USER, "max_tokens": 10**30}, "max_tokens", "64 bits"),
+        ({"messages": USER, "seed": 2**64}, "seed", "64 bits"),
+        ({"messages": USER, "chat_template_kwargs": {"a": [{"b": -(10**19)}]}}, "chat_template_kwargs", "64 bits"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{"x": 2**64}]}]}, "messages", "64 bits"),
+        ({"messages": USER, "chat_template_kwargs": {"messages": 1}}, "chat_template_kwargs.messages", "beside"),
+        ({"messages": USER, "logit_bias": {"9" * 5000: 1}}, "logit_bias", "token ids"),
+    ],
+)
+def test_what_no_engine_could_be_sent_is_one_bad_line(body: dict[str, Any], param: str, words: str) -> None:
+    error = refused(openai(body))
+    assert (error.param, error.custom_id) == (param, "a")
+    assert words in str(error)
+
+
+def test_the_largest_numbers_are_served() -> None:
+    assert read(openai({"messages": USER, "seed": 2**64 - 1})).params.seed == 2**64 - 1
+    assert read(openai({"messages": USER, "seed": -(2**63)})).params.seed == -(2**63)
+
+
+@pytest.mark.parametrize("depth", [300, 900])
+def test_a_parameter_nested_too_deeply_is_one_bad_line(depth: int) -> None:
+    line = b'{"messages": [], "id": 5, "metadata": ' + b'{"a": ' * depth + b"1" + b"}" * depth + b"}"
+    error = refused(line, "messages")
+    assert (error.param, error.custom_id) == ("metadata", 5)
+    assert "deep" in str(error)
 
 
 json_values = st.recursive(
