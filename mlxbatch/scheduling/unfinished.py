@@ -46,8 +46,6 @@ class UnfinishedRequests:
         if request.request_id in self._of_request:
             raise RequestError(f"request id {request.request_id!r} is already in use", param="request_id")
         prompt, params = list(request.prompt_token_ids), request.params
-        if not prompt:
-            raise RequestError("the prompt has no tokens", code="empty_prompt", param="prompt")
         self.check_fits(len(prompt), params.max_tokens)
         limit = min(self.max_model_len, self._kv.max_tokens_alone()) - len(prompt)
         max_length = len(prompt) + min(limit, params.max_tokens or limit)
@@ -78,6 +76,8 @@ class UnfinishedRequests:
 
     def check_fits(self, num_prompt: int, max_tokens: int | None) -> None:
         """Raise RequestError, with the arithmetic, if a request of these lengths can never run."""
+        if not num_prompt:
+            raise RequestError("the prompt has no tokens", code="empty_prompt", param="prompt")
         wanted = num_prompt + (max_tokens or 1)
         parts = f"{num_prompt} prompt tokens + {max_tokens or 1} new tokens = {wanted}"
         if wanted > self.max_model_len:
