@@ -9,6 +9,7 @@ import importlib.util
 import os
 import sys
 from collections.abc import Sequence
+from typing import TextIO, cast
 
 from mlxbatch import __version__
 from mlxbatch.errors import MlxbatchError, UsageError
@@ -65,6 +66,7 @@ def run_command(name: str, arguments: Sequence[str]) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    _open_closed_streams()
     arguments = list(sys.argv[1:] if argv is None else argv)
     name = next((argument for argument in arguments if not argument.startswith("-")), None)
     verbose = "-v" in arguments or "--verbose" in arguments
@@ -85,6 +87,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         if verbose:
             _print_traceback()
         return _complain(str(error), error.exit_code)
+    except OSError as error:  # a full disk, a file without permission: nothing a traceback explains
+        if verbose:
+            _print_traceback()
+        where = f"{error.filename}: " if error.filename else "reading or writing failed: "
+        return _complain(f"{where}{error.strerror or error}", 3)
     except Exception as error:
         if verbose:
             _print_traceback()
@@ -93,8 +100,33 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _complain(message: str, code: int) -> int:
+    try:
+        sys.stdout.flush()
+    except OSError:
+        _discard_stdout()
     print(f"mlxbatch: {message}", file=sys.stderr)
     return code
+
+
+def _open_closed_streams() -> None:
+    """Standard streams that the caller has closed (`<&-`): no file opened later must get their numbers.
+
+    Reading such an input and writing to such an output fail, as they should; complaints are dropped.
+    """
+    if sys.stdin is None:
+        sys.stdin = _devnull_at(0, os.O_WRONLY, "r")
+    if sys.stdout is None:
+        sys.stdout = _devnull_at(1, os.O_RDONLY, "w")
+    if sys.stderr is None:
+        sys.stderr = _devnull_at(2, os.O_WRONLY, "w")
+
+
+def _devnull_at(descriptor: int, flags: int, mode: str) -> TextIO:
+    opened = os.open(os.devnull, flags)
+    if opened != descriptor:
+        os.dup2(opened, descriptor)
+        os.close(opened)
+    return cast(TextIO, os.fdopen(descriptor, mode, encoding="utf-8", closefd=False))
 
 
 def _print_traceback() -> None:
@@ -104,7 +136,7 @@ def _print_traceback() -> None:
 
 
 def _discard_stdout() -> None:
-    """The reader went away (`mlxbatch ... | head`): what is still buffered must not raise again at exit."""
+    """Nobody can read it (`mlxbatch ... | head`): what is still buffered must not raise again at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

@@ -97,6 +97,8 @@ def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     [
         (UsageError("no such file"), 2, "mlxbatch: no such file"),
         (EngineError("out of memory"), 3, "mlxbatch: out of memory"),
+        (OSError(28, "No space left on device"), 3, "mlxbatch: reading or writing failed: No space left on device"),
+        (PermissionError(13, "Permission denied", "x.json"), 3, "mlxbatch: x.json: Permission denied"),
         (KeyboardInterrupt(), 130, "mlxbatch: interrupted"),
         (RuntimeError("a bug"), 3, "mlxbatch: internal error: RuntimeError: a bug; -v shows where"),
     ],
@@ -107,6 +109,21 @@ def test_errors_become_one_line_and_an_exit_code(
     failing(monkeypatch, error)
     assert main(["run"]) == code
     assert capsys.readouterr().err == said + "\n"
+
+
+@pytest.mark.parametrize(
+    ("closed", "code", "said"),
+    [
+        ("<&-", 0, ""),
+        (">&-", 3, "mlxbatch: reading or writing failed: Bad file descriptor\n"),
+        (">/dev/full", 3, "mlxbatch: reading or writing failed: No space left on device\n"),
+        ("<&- >&- 2>&-", 3, ""),
+    ],
+)
+def test_a_closed_or_full_stream_is_no_internal_error(closed: str, code: int, said: str) -> None:
+    command = f'"{sys.executable}" -m mlxbatch.cli.main models list {closed}'
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (code, said)
 
 
 def test_verbose_shows_where_a_bug_is(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
