@@ -34,7 +34,7 @@ def dry_run(options: RunOptions, reporter: Reporter, tables: Console | None) -> 
     Returns the exit code that bad lines alone would give. Raises UsageError as a run would.
     """
     with closing(InputFile(options.input)) as source, closing(reporter):
-        options.output.check(source.path)
+        options.output.check(source.path, (options.stats, options.trace))
         checked = check_input(source, options, reporter)
         reporter.close()
         tell_problems(checked, reporter)

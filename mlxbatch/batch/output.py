@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,16 +43,20 @@ class OutputOptions:
     def has_records(self) -> bool:
         return any(_has_content(path) for path in (self.path, self.errors))
 
-    def check(self, input_path: str | None) -> None:
-        """Raises UsageError when the options contradict each other or the state of the files."""
+    def check(self, input_path: str | None, reports: Iterable[Path | None] = ()) -> None:
+        """Raises UsageError when the options contradict each other or the state of the files.
+
+        `reports` are files that the run writes when it ends.
+        """
         going_on = self.resume or self.retry_errors
         if going_on and self.overwrite:
             raise UsageError("--overwrite starts anew and --resume goes on: name one of them")
         if going_on and not self.resumable:
             raise UsageError("--resume and --retry-errors need an output file: name it with -o")
-        named = [os.path.realpath(path) for path in (input_path, self.path, self.errors) if path]
+        record = manifest_path(self.path) if self.resumable and self.path else None
+        named = [_identity(path) for path in (input_path, self.path, record, self.errors, *reports) if path]
         if len(set(named)) < len(named):
-            raise UsageError("the input, the output and --errors must be different files")
+            raise UsageError("the input, the output, --errors, --stats and --trace must be different files")
         if self.has_records and self.resumable and not (going_on or self.overwrite):
             path = next(path for path in (self.path, self.errors) if _has_content(path))
             raise UsageError(f"{path} already holds records; --resume goes on with it, --overwrite starts anew")
@@ -89,8 +94,9 @@ class Output:
         """
         if self.manifest is not None:
             refuse_differences(self.manifest, manifest, self.path)
-            if self.retry_errors:
-                for log in self._logs():
+            for log in self._logs():
+                log.cut_torn_line()
+                if self.retry_errors:
                     log.keep_only(lambda text: _WRITTEN.decode(text).error is None)
             return
         for log in self._logs():
@@ -115,7 +121,7 @@ def open_output(options: OutputOptions, index: InputIndex) -> Output:
                 return RecordStream()
             if path.exists() and not path.is_file():  # a device or a pipe
                 try:
-                    return RecordStream(stack.enter_context(open(path, "wb")))
+                    return RecordStream(stack.enter_context(open(path, "wb", buffering=0)), str(path))
                 except OSError as error:
                     raise UsageError(f"cannot write to {path}: {error.strerror}") from None
             log = RecordLog(path)
@@ -178,6 +184,15 @@ def _read_records(path: Path, index: InputIndex, earlier: EarlierRecords, *, ski
             earlier.errors += 1
         else:
             earlier.answers += 1
+
+
+def _identity(path: str | Path) -> object:
+    """Alike for all names of one file, be they links or not."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return os.path.realpath(path)
+    return status.st_dev, status.st_ino
 
 
 def _has_content(path: Path | None) -> bool:

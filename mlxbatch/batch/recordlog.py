@@ -32,20 +32,28 @@ class RecordSink(Protocol):
 class RecordStream:
     """Standard output, a pipe or a device: records are flushed, and cannot be read back."""
 
-    def __init__(self, stream: BinaryIO | None = None) -> None:
+    def __init__(self, stream: BinaryIO | None = None, name: str = "standard output") -> None:
         self._stream = stream or sys.stdout.buffer
+        self._name = name
 
     def append(self, record: object) -> None:
-        """Raises BrokenPipeError when the reader has gone."""
-        self._stream.write(msgspec.json.encode(record) + b"\n")
-        self._stream.flush()
+        """Raises BrokenPipeError when the reader has gone, EngineError when a write fails otherwise."""
+        data = memoryview(msgspec.json.encode(record) + b"\n")
+        try:
+            while data:
+                data = data[self._stream.write(data) :]
+            self._stream.flush()
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise EngineError(f"cannot write to {self._name}: {error.strerror}") from None
 
     def close(self) -> None:
         pass
 
 
 class RecordLog:
-    """One file of records that this process alone may write.
+    """One file of records that this process alone may write. Opening it changes nothing in it.
 
     Every record is with the system when `append` returns; it is on the disk at most SYNC_SECONDS of writing
     later, and when the file is closed. Raises UsageError when the file cannot be opened or is being written
@@ -56,6 +64,9 @@ class RecordLog:
         self.path = path
         self._file = _open_locked(path)
         self._synced = time.monotonic()
+
+    def cut_torn_line(self) -> None:
+        """Drop what a killed run wrote of its last record."""
         _cut_torn_line(self._file)
 
     def clear(self) -> None:

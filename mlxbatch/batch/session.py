@@ -123,7 +123,7 @@ def run_batch(options: RunOptions, open_engine: OpenEngine, reporter: Reporter, 
     """
     began = time.monotonic()
     with closing(InputFile(options.input)) as source, closing(reporter):
-        options.output.check(source.path)
+        options.output.check(source.path, (options.stats, options.trace))
         for path in (options.stats, options.trace):
             _check_writable(path)
         checked = check_input(source, options, reporter)
@@ -226,5 +226,11 @@ def _nothing_left(options: RunOptions, output: Output, reporter: Reporter) -> in
 
 def _check_writable(path: Path | None) -> None:
     """Before hours of work, not after them."""
-    if path is not None and not (path.parent.is_dir() and os.access(path.parent, os.W_OK)):
+    if path is None:
+        return
+    if path.is_dir():
+        raise UsageError(f"cannot write {path}: it is a folder")
+    if path.exists() and not os.access(path, os.W_OK):
+        raise UsageError(f"cannot write {path}: it is write-protected")
+    if not path.exists() and not (path.parent.is_dir() and os.access(path.parent, os.W_OK)):
         raise UsageError(f"cannot write {path}: {path.parent} is not a folder that can be written to")

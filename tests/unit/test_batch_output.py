@@ -1,5 +1,6 @@
 """The output file: whole records only, one writer, and a resume that knows what it goes on with."""
 
+import io
 import json
 import os
 import tempfile
@@ -16,7 +17,7 @@ from mlxbatch.batch.index import InputIndex, index_input
 from mlxbatch.batch.item import RequestDefaults
 from mlxbatch.batch.manifest import Manifest, manifest_path, new_manifest, read_manifest, write_manifest
 from mlxbatch.batch.output import OutputOptions, open_output, read_earlier, refuse_differences
-from mlxbatch.batch.recordlog import RecordLog, whole_lines
+from mlxbatch.batch.recordlog import RecordLog, RecordStream, whole_lines
 from mlxbatch.batch.source import InputFile
 from mlxbatch.config import EngineConfig
 from mlxbatch.errors import EngineError, UsageError
@@ -69,7 +70,9 @@ def test_a_torn_last_line_is_cut_and_nothing_else(lines: list[bytes], torn: byte
         path = Path(folder) / "out"
         path.write_bytes(whole + torn.replace(b"\n", b""))
         assert [text for _, text in whole_lines(path)] == [line + b"\n" for line in lines]
-        RecordLog(path).close()
+        log = RecordLog(path)
+        log.cut_torn_line()
+        log.close()
         assert path.read_bytes() == whole
 
 
@@ -94,6 +97,25 @@ def test_a_full_disk_is_an_engine_error_that_names_the_file(tmp_path: Path, monk
     monkeypatch.setattr(os, "write", full)
     with pytest.raises(EngineError, match="out: No space left"):
         log.append(ANSWER_A)
+
+
+def test_a_stream_that_cannot_be_written_is_named() -> None:
+    with open("/dev/full", "wb", buffering=0) as full, pytest.raises(EngineError, match="/dev/full: No space left"):
+        RecordStream(full, "/dev/full").append(ANSWER_A)
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    with open(write_end, "wb", buffering=0) as pipe, pytest.raises(BrokenPipeError):
+        RecordStream(pipe).append(ANSWER_A)
+
+
+def test_a_short_write_to_a_stream_is_continued() -> None:
+    class Slow(io.BytesIO):
+        def write(self, data: Any) -> int:
+            return super().write(data[:3])
+
+    stream = Slow()
+    RecordStream(stream).append(ANSWER_A)
+    assert json.loads(stream.getvalue()) == ANSWER_A
 
 
 def test_a_short_write_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,6 +216,29 @@ def test_an_existing_output_is_never_taken_by_surprise(tmp_path: Path, index: In
 def test_contradictions_are_refused(options: OutputOptions, complaint: str) -> None:
     with pytest.raises(UsageError, match=complaint):
         options.check("in.jsonl")
+
+
+@pytest.mark.parametrize("link", [os.link, os.symlink])
+def test_no_file_of_a_run_is_another_one_of_it_under_a_second_name(
+    tmp_path: Path, link: Callable[[Path, Path], None]
+) -> None:
+    source, other, out = (tmp_path / name for name in ("in.jsonl", "other.jsonl", "out.jsonl"))
+    source.write_text("x\n")
+    link(source, other)
+    with pytest.raises(UsageError, match="different files"):
+        OutputOptions(other, overwrite=True).check(str(source))
+    for report in (other, out, manifest_path(out)):
+        with pytest.raises(UsageError, match="different files"):
+            OutputOptions(out).check(str(source), (None, report))
+    OutputOptions(out).check(str(source), (tmp_path / "stats.json", tmp_path / "trace.json"))
+
+
+def test_a_file_that_is_no_output_of_a_run_is_left_as_it_was(tmp_path: Path, index: InputIndex) -> None:
+    path = tmp_path / "notes.json"
+    path.write_text('{"a": 1}')
+    with pytest.raises(UsageError, match="is missing"):
+        open_output(OutputOptions(path, resume=True), index)
+    assert path.read_text() == '{"a": 1}'
 
 
 def test_overwriting_keeps_the_old_records_until_the_run_begins(tmp_path: Path, index: InputIndex) -> None:
