@@ -49,12 +49,15 @@ class EngineConfig:
             raise UsageError(
                 f"gpu_memory_utilization must be above 0 and at most 1, not {self.gpu_memory_utilization}"
             )
-        if self.max_num_seqs and self.max_num_batched_tokens < self.max_num_seqs + self.block_size:
+        rows = max(1, self.max_num_seqs)
+        if self.max_num_batched_tokens < rows + self.block_size:
             raise UsageError(
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs + block_size "
-                f"({self.max_num_seqs} + {self.block_size} = {self.max_num_seqs + self.block_size}), so that prefill "
-                "moves on beside a full batch of decodes"
+                f"({rows} + {self.block_size} = {rows + self.block_size}), so that prefill moves on beside a full "
+                "batch of decodes"
             )
+        if self.max_model_len < 0:
+            raise UsageError(f"max_model_len must be at least 1 (or 0: the model's own), not {self.max_model_len}")
         if self.kv_memory is not None and self.kv_memory <= 0:
             raise UsageError("kv_memory must be a positive number of bytes")
 

@@ -139,6 +139,18 @@ def test_a_wrong_config_file_is_refused(tmp_path: Path, text: str, said: str) ->
     assert "config.toml" in str(caught.value)
 
 
+@pytest.mark.parametrize("tokens", ["0", "-5", "16"])
+def test_a_step_that_could_hold_no_chunk_beside_a_row_is_refused(tokens: str) -> None:
+    with pytest.raises(UsageError, match=r"max_num_batched_tokens .* at least .*1 \+ 16 = 17"):
+        engine_config(parsed("--max-num-batched-tokens", tokens), sources())
+    assert engine_config(parsed("--max-num-batched-tokens", "17"), sources()).max_num_batched_tokens == 17
+
+
+def test_a_negative_context_is_refused() -> None:
+    with pytest.raises(UsageError, match="max_model_len must be at least 1"):
+        engine_config(parsed("--max-model-len=-1"), sources())
+
+
 def test_the_config_file_lies_in_the_users_configuration_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     import platformdirs
 
