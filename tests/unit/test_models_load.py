@@ -19,6 +19,7 @@ from mlx_lm.utils import load_model, quantize_model
 from mlxbatch.errors import ModelError
 from mlxbatch.models import load
 from mlxbatch.models.loader import context_length
+from mlxbatch.models.source import resolve
 
 PROMPT = mx.array([[5, 300, 7, 41, 41, 200, 9, 3, 77, 150, 260, 12]])
 
@@ -234,6 +235,13 @@ def test_names_that_lead_nowhere_say_what_to_do(spec: str, message: str, tmp_pat
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ModelError, match=message):
         load(spec)
+
+
+def test_a_revision_is_refused_where_there_are_none(folder: Path) -> None:
+    for name in (str(folder), "smollm2-135m"):
+        with pytest.raises(ModelError, match="has no revisions"):
+            resolve(name, revision="main")
+
 
 
 def test_a_fingerprint_follows_the_content_and_not_the_place(folder: Path, tmp_path: Path) -> None:
