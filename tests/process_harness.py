@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
-from scripted_process_engine import ScriptedEngine
+from scripted_process_engine import ScriptedEngine, answer_text
 
 from mlxbatch.config import EngineConfig
 from mlxbatch.errors import EngineError
@@ -20,7 +20,7 @@ from mlxbatch.process.awake import Awake
 from mlxbatch.process.driver import EngineFactory
 from mlxbatch.process.launcher import Launcher, LaunchOptions
 from mlxbatch.process.link import hello
-from mlxbatch.process.messages import ClientKind, Delta, Deltas, EngineMessage, Message, Submit, Welcome
+from mlxbatch.process.messages import ClientKind, Delta, Deltas, EngineMessage, Message, Ping, Pong, Submit, Welcome
 from mlxbatch.process.paths import EnginePaths, RuntimeDir
 from mlxbatch.process.registry import Registry
 from mlxbatch.process.server import EngineServer, ServeOptions
@@ -190,3 +190,35 @@ def scripted_launcher(
 
     return Launcher(config or EngineConfig(), runtime=runtime, command=command)
 
+
+class Gate:
+    """Holds the engine between steps until a test lets it go on."""
+
+    def __init__(self) -> None:
+        self._steps = threading.Semaphore(0)
+        self._open = False
+
+    def __call__(self) -> None:
+        if not self._open:
+            assert self._steps.acquire(timeout=30)
+
+    def let(self, steps: int) -> None:
+        self._steps.release(steps)
+
+    def open(self) -> None:
+        self._open = True
+        self._steps.release(1)
+
+
+def settle(client: WireClient) -> None:
+    """Messages are handled in order: once this returns, those before it are, and the engine's inbox has them."""
+    client.send(Ping(call=999))
+    earlier = []
+    while (message := client.next()) != Pong(call=999):
+        assert message is not None
+        earlier.append(message)
+    client.unread[:0] = earlier
+
+
+def text_of(prompt: str, length: int = 20, seed: int | None = None, index: int = 0) -> str:
+    return answer_text(tuple(prompt.encode()), seed, index, length).decode(errors="replace")
