@@ -151,7 +151,9 @@ ENGINE_SETTINGS = (
         "max_model_len", integer, "longest context, prompt and answer together (default: the model's)", "N"
     ),
     Setting("block_size", integer, "tokens in one KV block: 8, 16 or 32", "N"),
-    Setting("kv_memory", parse_bytes, "memory for KV blocks, like 4GB or 4GiB", "SIZE"),
+    Setting(
+        "kv_memory", parse_bytes, "memory for KV blocks, like 4GB (default: what the rows can fill)", "SIZE"
+    ),
     Setting(
         "gpu_memory_utilization", number, "share of the GPU's working set to use (default 0.90)", "SHARE"
     ),

@@ -55,8 +55,10 @@ def pool_range(
     """`requested` is kept whatever comes. `rows` sequences of `max_model_len` tokens are all there is use for."""
     if requested is not None:
         return PoolRange(requested, requested)
-    blocks = kv.blocks_for(max_model_len)
-    useful = sum((rows * n + 1) * spec.bytes_per_block for n, spec in zip(blocks, kv.specs, strict=True))
+    useful = 0
+    for blocks, spec in zip(kv.blocks_for(max_model_len), kv.specs, strict=True):
+        spare = rows + rows * blocks // 100 + 1  # as admission wants it, and the zero block
+        useful += (rows * blocks + spare) * spec.bytes_per_block
     full = min(budget.pool_within(budget.machine), useful)
     return PoolRange(min(full, kv.bytes_alone(min(max_model_len, LEAST_TOKENS))), full)
 

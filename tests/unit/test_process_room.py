@@ -178,12 +178,12 @@ def sizes(*windows: int | None) -> KVMemory:
 
 def test_a_pool_is_no_larger_than_the_rows_could_fill() -> None:
     pools = pool_range(budget(), sizes(None), None, rows=4, max_model_len=1600)
-    assert pools.full == (4 * 100 + 1) * 100
+    assert pools.full == (4 * 100 + 4 + 4 + 1) * 100
     assert pools.least == (100 + 1) * 100
     assert kv_budget(budget(), 200, pools.full, requested=False) == pools.full
     assert kv_budget(budget(others=8_980_000), 200, pools.full, requested=False) == 20_000 * 4 // 5
     claim = pools.claim(budget(), pools.full)
-    assert (claim.reserved, claim.machine) == (1_000_000 + 40_100 + 10_025, 10_000_000)
+    assert (claim.reserved, claim.machine) == (1_000_000 + 40_900 + 10_225, 10_000_000)
     assert pools.within(budget(), claim.reserved) == pools.full
     assert pools.within(budget(), 0) == pools.least
 
