@@ -30,6 +30,15 @@ TABLES = ("engine", "run", "chat", "top", "plan", "tune", "simulate", "bench", "
 def text(value: object) -> str:
     if not isinstance(value, str):
         raise UsageError(f"must be text, not {value!r}")
+    return utf8(value)
+
+
+def utf8(value: str) -> str:
+    """`value`; raises UsageError when it came from bytes that are no UTF-8, which no model could be asked."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise UsageError("must be UTF-8 text") from None
     return value
 
 
@@ -78,7 +87,7 @@ def texts(value: object) -> tuple[str, ...]:
     values = [value] if isinstance(value, str) else value
     if not isinstance(values, (list, tuple)) or not all(isinstance(v, str) for v in values):
         raise UsageError(f"must be text or a list of texts, not {value!r}")
-    return tuple(values)
+    return tuple(map(utf8, values))
 
 
 def json_object(value: object) -> dict[str, object]:

@@ -63,16 +63,21 @@ def new_manifest(
 ) -> Manifest:
     values = config.as_dict()
     return Manifest(
-        input_path=input_path,
+        input_path=None if input_path is None else _utf8(input_path),
         input={"sha256": index.sha256, "requests": index.requests, "format": format},
         model={name: values[name] for name in MODEL_FIELDS},
         # Through JSON, so that what is compared has the types that come back from the file.
         parameters=msgspec.json.decode(msgspec.json.encode(asdict(defaults))),
         output={
             "order": order,
-            "errors": None if errors is None else os.path.relpath(errors.resolve(), output.resolve().parent),
+            "errors": None if errors is None else _utf8(os.path.relpath(errors.resolve(), output.resolve().parent)),
         },
     )
+
+
+def _utf8(path: str) -> str:
+    """The same whatever the locale, and for any bytes that a file may be called."""
+    return os.fsencode(path).decode(errors="replace")
 
 
 def manifest_path(output: Path) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -99,7 +100,21 @@ def run(args: argparse.Namespace) -> int:
 def _from_stdin() -> Attachment:
     from mlxbatch.history.records import Attachment
 
-    return Attachment("standard input", sys.stdin.read())
+    return Attachment("standard input", _read_stdin())
+
+
+def _read_stdin() -> str:
+    try:
+        return sys.stdin.buffer.read().decode()
+    except UnicodeDecodeError:
+        raise UsageError("standard input is not UTF-8 text") from None
+
+
+def _question(prompt: str) -> str:
+    try:
+        return os.fsencode(prompt).decode()  # whatever the locale
+    except UnicodeError:
+        raise UsageError("-p: the question is not UTF-8 text") from None
 
 
 def _answer_once(
@@ -114,7 +129,7 @@ def _answer_once(
     from mlxbatch.tui.one_shot import ask
     from mlxbatch.tui.open_engine import link_factory
 
-    prompt = sys.stdin.read().strip() if args.prompt == "-" else args.prompt
+    prompt = _read_stdin().strip() if args.prompt == "-" else _question(args.prompt)
     if not prompt and not attachments:
         raise UsageError("there is no question: give it as -p TEXT, or on standard input with -p -")
     config = engine_config(args, sources)

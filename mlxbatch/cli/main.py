@@ -6,6 +6,7 @@ import argparse
 import difflib
 import importlib
 import importlib.util
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -67,6 +68,9 @@ def run_command(name: str, arguments: Sequence[str]) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     _open_closed_streams()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # in a locale without it, a character is shown as "?"
     arguments = list(sys.argv[1:] if argv is None else argv)
     name = next((argument for argument in arguments if not argument.startswith("-")), None)
     verbose = "-v" in arguments or "--verbose" in arguments

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -176,7 +177,7 @@ def engine_opener(args: argparse.Namespace, reporter: Reporter, launch: LaunchOp
 
         if trace:
             raise UsageError("--trace needs an engine in this process (--in-process)")
-        name = Path(args.output if args.output != "-" else args.input).stem
+        name = os.fsencode(Path(args.output if args.output != "-" else args.input).stem).decode(errors="replace")
         return connect(
             config,
             priority=Priority.BATCH,

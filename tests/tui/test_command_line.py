@@ -53,6 +53,16 @@ def test_mistakes_are_explained(tmp_path: Path, arguments: tuple[str, ...], mess
     assert "Traceback" not in result.stderr
 
 
+def test_what_is_no_utf8_is_refused_before_an_engine_is_asked(tmp_path: Path) -> None:
+    latin1 = "\udce9"  # the byte E9, as it comes from the command line
+    for arguments in (("-p", latin1), ("-p", "x", "--system", latin1)):
+        result = mlxbatch("chat", *arguments, folder=tmp_path)
+        assert (result.returncode, "UTF-8 text" in result.stderr) == (2, True)
+    piped = [sys.executable, "-m", "mlxbatch.cli.main", "chat", "-p", "-"]
+    done = subprocess.run(piped, input=b"\xe9", capture_output=True, timeout=60)
+    assert (done.returncode, done.stderr) == (2, b"mlxbatch: standard input is not UTF-8 text\n")
+
+
 LOADED = """
 import sys
 import mlxbatch.tui.app, mlxbatch.tui.top_app, mlxbatch.tui.open_engine, mlxbatch.tui.one_shot

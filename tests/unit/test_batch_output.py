@@ -296,6 +296,13 @@ def test_what_only_decides_the_speed_may_change(index: InputIndex) -> None:
     refuse_differences(manifest(index), manifest(index, config=faster), Path("out"))
 
 
+def test_a_manifest_names_a_file_whose_name_is_no_text(tmp_path: Path, index: InputIndex) -> None:
+    named = manifest(index, input_path="/caf\udce9/\udcc3\udcbc", errors=Path("\udcff"))
+    write_manifest(tmp_path / "m", named)
+    assert read_manifest(tmp_path / "m").input_path == "/caf\ufffd/ü"
+    assert not read_manifest(tmp_path / "m").differences(named)
+
+
 def test_a_manifest_survives_its_file(tmp_path: Path, index: InputIndex) -> None:
     written = manifest(index, defaults=RequestDefaults(stop=("a", "b"), temperature=0.7))
     write_manifest(tmp_path / "m", written)

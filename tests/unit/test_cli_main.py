@@ -1,5 +1,6 @@
 """The mlxbatch command: quick to start, plain in its complaints."""
 
+import io
 import json
 import subprocess
 import sys
@@ -124,6 +125,22 @@ def test_a_closed_or_full_stream_is_no_internal_error(closed: str, code: int, sa
     command = f'"{sys.executable}" -m mlxbatch.cli.main models list {closed}'
     done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (code, said)
+
+
+def test_a_locale_without_a_character_shows_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Module(ModuleType):
+        def add_parser(self, subparsers: Any) -> None:
+            subparsers.add_parser("run")
+
+        def run(self, args: Any) -> int:
+            print("one · two")
+            return 0
+
+    monkeypatch.setattr(main_module.importlib, "import_module", lambda name: Module(name))
+    stdout = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", stdout)
+    assert main(["run"]) == 0
+    assert stdout.buffer.getvalue() == b"one ? two\n"  # type: ignore[attr-defined]
 
 
 def test_verbose_shows_where_a_bug_is(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -146,6 +146,11 @@ def test_a_step_that_could_hold_no_chunk_beside_a_row_is_refused(tokens: str) ->
     assert engine_config(parsed("--max-num-batched-tokens", "17"), sources()).max_num_batched_tokens == 17
 
 
+def test_text_that_is_no_utf8_is_refused() -> None:
+    with pytest.raises(UsageError, match="--model: must be UTF-8 text"):
+        engine_config(parsed("-m", "caf\udce9"), sources())
+
+
 def test_a_negative_context_is_refused() -> None:
     with pytest.raises(UsageError, match="max_model_len must be at least 1"):
         engine_config(parsed("--max-model-len=-1"), sources())
