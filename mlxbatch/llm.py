@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import itertools
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import replace
+from numbers import Integral
 from types import TracebackType
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from mlxbatch.config import EngineConfig
 from mlxbatch.engine.api import EngineClient, TokenizerLike
-from mlxbatch.errors import UsageError
+from mlxbatch.engine.owner import OwnerThread
+from mlxbatch.errors import EngineError, UsageError
 from mlxbatch.request import CompletionOutput, OutputDelta, Priority, Request, RequestOutput, SamplingParams
+from mlxbatch.settings import ENGINE_SETTINGS, integer
 
+T = TypeVar("T")
 Message = dict[str, object]
 Prompt = str | Seq[int] | Mapping[str, Any]
 
@@ -22,6 +30,7 @@ _ALIASES = {"enable_prefix_caching": "prefix_caching"}  # vLLM's name -> ours
 class LLM:
     """One model and its engine. Use it as a context manager, or drop it: its memory is given back.
 
+    Any number of streams may be read in turn, and any thread may call it: all of them share one batch.
     Keyword arguments are EngineConfig's fields; vLLM's `enable_prefix_caching` and `tensor_parallel_size=1` are
     understood. `in_process=False` joins (or starts) the engine process that terminals share.
     Raises UsageError for an argument that does not exist here, ModelError if the model cannot be loaded.
@@ -29,7 +38,7 @@ class LLM:
 
     def __init__(
         self,
-        model: str = "smollm2-135m",
+        model: str | os.PathLike[str] = "smollm2-135m",
         *,
         tensor_parallel_size: int = 1,
         in_process: bool = True,
@@ -41,8 +50,11 @@ class LLM:
                 "or set it to 1."
             )
         self.config = engine_config(model, settings)
-        self._engine: EngineClient | None = _connect(self.config, in_process=in_process)
-        self._next_id = 0
+        self._owner = OwnerThread()
+        self._engine: EngineClient | None = self._owner.run(_connect, self.config, in_process)
+        self._polling = threading.Lock()
+        self._unread: dict[str, list[OutputDelta]] = {}  # of each request that somebody waits for
+        self._ids = itertools.count(1)
 
     @property
     def engine(self) -> EngineClient:
@@ -65,7 +77,7 @@ class LLM:
         Results come in the order of the prompts. Raises RequestError if a prompt can never fit.
         """
         many = _as_list(prompts)
-        return self._run([self._encode(prompt) for prompt in many], sampling_params)
+        return self._run(self._on_owner(lambda: [self._encode(prompt) for prompt in many]), sampling_params)
 
     def chat(
         self,
@@ -76,35 +88,29 @@ class LLM:
         use_tqdm: bool = False,
     ) -> list[RequestOutput]:
         """Answer one conversation, or each of several, through the model's chat template."""
+        if isinstance(messages, (str, Mapping)):
+            raise UsageError("chat takes a list of messages, each with a role and a content, or several such lists")
         one = not messages or isinstance(messages[0], Mapping)
         conversations = cast("list[Seq[Message]]", [messages] if one else list(messages))
         arguments = {**self.config.chat_template_args, **(chat_template_kwargs or {})}
         encode = self.engine.tokenizer.encode_chat
-        prompts = [(None, tuple(encode([dict(m) for m in chat], **arguments))) for chat in conversations]
-        return self._run(prompts, sampling_params)
+
+        def encoded() -> list[tuple[None, tuple[int, ...]]]:
+            return [(None, tuple(encode([dict(m) for m in chat], **arguments))) for chat in conversations]
+
+        return self._run(self._on_owner(encoded), sampling_params)
 
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[OutputDelta]:
         """Complete one prompt, token by token. Closing the iterator early cancels the request."""
-        text, ids = self._encode(prompt)
+        text, ids = self._on_owner(lambda: self._encode(prompt))
         request = self._request(text, ids, sampling_params or SamplingParams(), Priority.INTERACTIVE)
-        engine = self.engine
-        engine.submit(request)
-        left = request.params.n
-        try:
-            while left:
-                for delta in engine.poll(timeout=1.0):
-                    if delta.request_id == request.request_id:
-                        left -= delta.finish_reason is not None
-                        yield delta
-        finally:
-            if left:
-                engine.cancel(request.request_id)
+        yield from self._deltas([request])
 
     def close(self) -> None:
         """Give the memory back. Calling it again does nothing."""
         engine, self._engine = getattr(self, "_engine", None), None
         if engine is not None:
-            engine.close()
+            self._owner.end_with(engine.close)
 
     def __enter__(self) -> LLM:
         return self
@@ -115,7 +121,16 @@ class LLM:
         self.close()
 
     def __del__(self) -> None:
-        self.close()
+        if not sys.is_finalizing():
+            self.close()
+
+    def _on_owner(self, function: Callable[[], T]) -> T:
+        """`function` on the engine's thread. Raises UsageError when this LLM is closed, be it meanwhile."""
+        try:
+            return self._owner.run(function)
+        except RuntimeError:
+            _ = self.engine
+            raise
 
     def _encode(self, prompt: Prompt) -> tuple[str | None, tuple[int, ...]]:
         if isinstance(prompt, str):
@@ -126,13 +141,16 @@ class LLM:
             if isinstance(prompt.get("prompt"), str):
                 return self._encode(prompt["prompt"])
             raise UsageError("a prompt mapping needs `prompt` or `prompt_token_ids`")
-        return None, tuple(prompt)
+        if isinstance(prompt, Iterable):
+            ids = tuple(prompt)
+            if all(isinstance(token, Integral) for token in ids):
+                return None, tuple(map(int, ids))
+        raise UsageError(f"a prompt is a text, a list of token ids, or a mapping with either, not {prompt!r}")
 
     def _request(
         self, text: str | None, ids: tuple[int, ...], params: SamplingParams, priority: Priority = Priority.BATCH
     ) -> Request:
-        self._next_id += 1
-        return Request(f"llm-{self._next_id}", ids, params, priority=priority, prompt=text)
+        return Request(f"llm-{next(self._ids)}", ids, params, priority=priority, prompt=text)
 
     def _run(
         self,
@@ -147,35 +165,63 @@ class LLM:
                 raise UsageError(f"{len(prompts)} prompts but {len(params)} sampling parameters")
         requests = [self._request(text, ids, p) for (text, ids), p in zip(prompts, params, strict=True)]
         results = {request.request_id: _empty_output(request) for request in requests}
-        engine = self.engine
-        try:
-            for request in requests:
-                engine.submit(request)
-            unfinished = sum(request.params.n for request in requests)
-            while unfinished:
-                for delta in engine.poll(timeout=1.0):
-                    result = results.get(delta.request_id)
-                    if result is not None:
-                        _apply(result, delta)
-                        unfinished -= delta.finish_reason is not None
-        except BaseException:
-            for request in requests:
-                engine.cancel(request.request_id)
-            raise
+        for delta in self._deltas(requests):
+            _apply(results[delta.request_id], delta)
         return list(results.values())
 
+    def _deltas(self, requests: Seq[Request]) -> Iterator[OutputDelta]:
+        """Whatever is added to the answers of `requests` until they are complete; left early, cancels them."""
+        engine = self.engine
+        mail: list[OutputDelta] = []
+        left = sum(request.params.n for request in requests)
+        self._unread |= dict.fromkeys((request.request_id for request in requests), mail)
+        try:
+            self._on_owner(lambda: _submit(engine, requests))
+            while left:
+                self._poll_into(mail)
+                while mail:
+                    delta = mail.pop(0)
+                    left -= delta.finish_reason is not None
+                    yield delta
+        finally:
+            for request in requests:
+                self._unread.pop(request.request_id, None)
+                if left and self._engine is engine:
+                    self._owner.post(engine.cancel, request.request_id)
 
-def engine_config(model: str, settings: Mapping[str, Any]) -> EngineConfig:
-    """An EngineConfig from keyword arguments; raises UsageError for a name that does not exist."""
+    def _poll_into(self, mail: list[OutputDelta]) -> None:
+        """Wait for news; those of other readers go to their own mail. Returns when `mail` may have some."""
+        with self._polling:
+            if mail:  # another reader has put it there
+                return
+            engine = self.engine
+            for delta in self._on_owner(lambda: engine.poll(1.0)):
+                self._unread.get(delta.request_id, []).append(delta)
+            if not mail and not self._on_owner(lambda: engine.has_unfinished):
+                raise EngineError("the engine lost a request")
+
+
+def engine_config(model: str | os.PathLike[str], settings: Mapping[str, Any]) -> EngineConfig:
+    """An EngineConfig from keyword arguments, which may be written as on the command line: "auto", "4GB", "50ms".
+
+    Raises UsageError for a name that does not exist and for a value that cannot be read.
+    """
     named = {_ALIASES.get(name, name): value for name, value in settings.items()}
     unknown = sorted(set(named) - set(EngineConfig.__dataclass_fields__))
     if unknown:
         known = ", ".join(sorted(EngineConfig.__dataclass_fields__))
         raise UsageError(f"LLM has no argument {', '.join(unknown)}; it knows {known}")
-    return replace(EngineConfig(), model=model, **named)
+    readers = {setting.name: setting.read for setting in ENGINE_SETTINGS} | {"seed": integer}
+    for name, value in {**named, "model": model}.items():
+        if value is not None:
+            try:
+                named[name] = readers[name](os.fspath(value) if isinstance(value, os.PathLike) else value)
+            except UsageError as error:
+                raise UsageError(f"{name}: {error}") from None
+    return replace(EngineConfig(), **named)
 
 
-def _connect(config: EngineConfig, *, in_process: bool) -> EngineClient:
+def _connect(config: EngineConfig, in_process: bool) -> EngineClient:
     if in_process:
         from mlxbatch.engine.local import LocalEngine
 
@@ -185,11 +231,18 @@ def _connect(config: EngineConfig, *, in_process: bool) -> EngineClient:
     return connect(config, priority=Priority.BATCH)
 
 
+def _submit(engine: EngineClient, requests: Seq[Request]) -> None:
+    for request in requests:
+        engine.submit(request)
+
+
 def _as_list(prompts: Prompt | Seq[Prompt]) -> list[Prompt]:
     if isinstance(prompts, (str, Mapping)):
         return [prompts]
+    if not isinstance(prompts, Iterable):
+        raise UsageError(f"prompts are texts or lists of token ids, not {prompts!r}")
     items = list(prompts)
-    if items and all(isinstance(item, int) for item in items):
+    if items and all(isinstance(item, Integral) for item in items):
         return [cast("list[int]", items)]
     return cast("list[Prompt]", items)
 

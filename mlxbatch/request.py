@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from numbers import Integral, Real
 
 import msgspec
 
@@ -12,6 +13,7 @@ from mlxbatch.errors import RequestError
 
 FINISH_REASONS = ("stop", "length", "abort", "error")
 LEAST_INTEGER, LARGEST_INTEGER = -(2**63), 2**64 - 1  # what a message to the engine process can hold
+_REAL = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 LEAST_TEMPERATURE = 1e-5  # below it sampling is greedy, as in vLLM: logits divided by it would overflow
 
 
@@ -54,10 +56,20 @@ class SamplingParams:
     skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
+        for name in ("n", "top_k", "seed", "logprobs", "max_tokens", "min_tokens"):
+            optional = name in ("seed", "logprobs", "max_tokens") and getattr(self, name) is None
+            self._check(name, optional or isinstance(getattr(self, name), Integral), "a whole number")
+        for name in _REAL:
+            self._check(name, isinstance(getattr(self, name), Real), "a number")
+        self._check("stop", isinstance(self.stop or (), Iterable), "a non-empty string or a list of them")
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         object.__setattr__(self, "stop", stop)
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
         object.__setattr__(self, "logit_bias", dict(self.logit_bias or {}))
+        whole = all(isinstance(t, Integral) for t in self.stop_token_ids)
+        self._check("stop_token_ids", whole, "a list of token ids")
+        biases = all(isinstance(t, Integral) and isinstance(b, Real) for t, b in self.logit_bias.items())
+        self._check("logit_bias", biases, "numbers by token id")
         for name in ("n", "top_k", "seed", "max_tokens", "min_tokens"):
             value = getattr(self, name)
             self._check(name, value is None or LEAST_INTEGER <= value <= LARGEST_INTEGER, "a number of 64 bits")

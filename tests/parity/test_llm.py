@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import mlx.core as mx
 import pytest
@@ -11,6 +15,7 @@ from greedy_oracle import greedy
 
 from mlxbatch import LLM, SamplingParams
 from mlxbatch.errors import RequestError, UsageError
+from mlxbatch.llm import engine_config
 
 PROMPTS = ["The capital of France is", "A request joins", "Blocks are written once, shared by", "x"]
 
@@ -110,9 +115,50 @@ def test_stream_gives_the_same_text_and_closing_it_cancels(llm):
     stream = llm.stream(PROMPTS[1], params)
     next(stream)
     stream.close()
-    while llm.engine.has_unfinished:
-        llm.engine.poll()
+    llm.generate("x", SamplingParams(max_tokens=1))
     assert llm.engine.core.scheduler.slots.num_used == 0
+
+
+def test_streams_in_turn_lose_nothing(llm):
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    whole = [output.outputs[0].text for output in llm.generate(PROMPTS, params)]
+    texts = [""] * len(PROMPTS)
+    streams = dict(enumerate(llm.stream(prompt, params) for prompt in PROMPTS))
+    while streams:
+        for number, stream in list(streams.items()):
+            delta = next(stream, None)
+            if delta is None:
+                del streams[number]
+            else:
+                texts[number] += delta.text
+    assert texts == whole
+
+
+def test_a_stream_goes_on_after_other_requests(llm):
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    whole = llm.generate(PROMPTS[1], params)[0].outputs[0].text
+    stream = llm.stream(PROMPTS[1], params)
+    first = next(stream).text
+    llm.generate(PROMPTS, SamplingParams(temperature=0, max_tokens=30, ignore_eos=True))
+    assert first + "".join(delta.text for delta in stream) == whole
+
+
+def test_threads_share_one_llm_and_leave_it_usable(llm):
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    whole = [output.outputs[0].text for output in llm.generate(PROMPTS, params)]
+    for _ in range(2):
+        with ThreadPoolExecutor(len(PROMPTS)) as pool:
+            texts = list(pool.map(lambda prompt: llm.generate(prompt, params)[0].outputs[0].text, PROMPTS))
+        assert texts == whole
+    assert llm.generate(PROMPTS[0], params)[0].outputs[0].text == whole[0]
+
+
+def test_an_exception_in_the_middle_of_a_stream_is_the_callers_own(llm):
+    stream = llm.stream("x", SamplingParams(max_tokens=50, ignore_eos=True))
+    next(stream)
+    with pytest.raises(KeyError):
+        stream.throw(KeyError("mine"))
+    assert llm.generate("x", SamplingParams(max_tokens=2, ignore_eos=True))[0].finished
 
 
 def test_logit_bias_and_stop_token_ids(llm):
@@ -128,6 +174,48 @@ def test_wrong_arguments_are_named(model_dir):
         LLM(model=model_dir, tensor_parallel_size=2)
     with pytest.raises(UsageError, match="no argument swap_space"):
         LLM(model=model_dir, swap_space=4)
+    for name, wrong in (("policy", "silly"), ("dtype", "int3"), ("max_num_seqs", "many"), ("kv_memory", "4 lots")):
+        with pytest.raises(UsageError, match=name):
+            LLM(model=model_dir, **{name: wrong})
+
+
+def test_settings_are_read_as_on_the_command_line():
+    config = engine_config("m", {"max_num_seqs": "auto", "kv_memory": "4GB", "tpot_target": "50ms", "revision": None})
+    assert (config.max_num_seqs, config.kv_memory, config.tpot_target) == (0, 4 * 10**9, 0.05)
+    assert engine_config(Path("a/b"), {"adapter": Path("c")}).adapter == "c"
+    plain = engine_config("m", {"kv_memory": 10**9, "tpot_target": 0.5, "seed": 3, "enable_prefix_caching": False})
+    assert (plain.kv_memory, plain.tpot_target, plain.seed, plain.prefix_caching) == (10**9, 0.5, 3, False)
+
+
+@pytest.mark.parametrize("prompts", [None, 5, [None], [1, "x"], [["x"]], {"text": "x"}])
+def test_what_is_no_prompt_is_named(llm, prompts):
+    with pytest.raises(UsageError, match="prompt"):
+        llm.generate(prompts)
+
+
+def test_messages_that_are_none_are_named(llm):
+    with pytest.raises(UsageError, match="list of messages"):
+        llm.chat("hi")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"temperature": "hot"},
+        {"temperature": None},
+        {"n": 2.5},
+        {"max_tokens": 2.5},
+        {"top_k": None},
+        {"stop": 5},
+        {"stop_token_ids": ["x"]},
+        {"logit_bias": {"5": 1}},
+        {"max_tokens": 2**64},
+    ],
+)
+def test_a_parameter_of_a_wrong_type_is_named(wrong):
+    with pytest.raises(RequestError) as caught:
+        SamplingParams(**wrong)
+    assert caught.value.param == next(iter(wrong))
 
 
 def test_a_prompt_that_cannot_fit_raises_and_leaves_the_engine_usable(llm):
@@ -147,3 +235,33 @@ def test_closing_gives_the_memory_back(model_dir):
     assert mx.get_active_memory() <= before
     with pytest.raises(UsageError, match="closed"):
         llm.generate("x")
+
+
+def test_closing_in_the_middle_of_a_stream_ends_it(model_dir):
+    llm = LLM(model=model_dir, max_num_seqs=4, max_num_batched_tokens=64)
+    stream = llm.stream("x", SamplingParams(max_tokens=50, ignore_eos=True))
+    next(stream)
+    llm.close()
+    llm.close()
+    with pytest.raises(UsageError, match="closed"):
+        list(stream)
+    with pytest.raises(UsageError, match="closed"):
+        next(llm.stream("x"))
+
+
+LEFT_OPEN = """
+import atexit, sys
+from mlxbatch import LLM, SamplingParams
+closed = LLM(sys.argv[1], max_num_seqs=4, max_num_batched_tokens=64)
+atexit.register(closed.close)
+llm = LLM(sys.argv[1], max_num_seqs=4, max_num_batched_tokens=64)
+stream = llm.stream("x", SamplingParams(max_tokens=50, ignore_eos=True))
+print(bool(next(stream).token_ids))
+"""
+
+
+def test_a_program_may_end_with_an_open_llm_and_stream(model_dir):
+    done = subprocess.run(
+        [sys.executable, "-c", LEFT_OPEN, model_dir], capture_output=True, text=True, timeout=120
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")
