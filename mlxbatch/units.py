@@ -28,11 +28,11 @@ def parse_bytes(text: str | int) -> int:
 
     A fraction of a byte is dropped. Raises UsageError for anything else, negative sizes included.
     """
-    if isinstance(text, int):
+    if isinstance(text, int) and not isinstance(text, bool):
         if text < 0:
             raise UsageError(f"a size cannot be negative: {text}")
         return text
-    match = _QUANTITY.fullmatch(text)
+    match = _QUANTITY.fullmatch(text) if isinstance(text, str) else None
     factor = BYTES_PER_UNIT.get(match[2].upper()) if match else None
     if match is None or factor is None:
         raise UsageError(f"cannot read {text!r} as a size; write 4GB (10^9 bytes each) or 4GiB (2^30 bytes)")
@@ -55,11 +55,11 @@ def format_bytes(count: int | float, *, binary: bool = False) -> str:
 
 def parse_seconds(text: str | int | float) -> float:
     """Seconds in "50ms", "1.5s", "30min", "2h" or a plain number. Raises UsageError for anything else."""
-    if isinstance(text, (int, float)):
-        if text < 0:
-            raise UsageError(f"a duration cannot be negative: {text}")
+    if isinstance(text, (int, float)) and not isinstance(text, bool):
+        if not 0 <= text < float("inf"):
+            raise UsageError(f"a duration cannot be negative or without end: {text}")
         return float(text)
-    match = _QUANTITY.fullmatch(text)
+    match = _QUANTITY.fullmatch(text) if isinstance(text, str) else None
     factor = SECONDS_PER_UNIT.get(match[2].lower()) if match else None
     if match is None or factor is None:
         raise UsageError(f"cannot read {text!r} as a duration; write it like 50ms, 2s, 30min or 1h")

@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,8 +27,8 @@ def test_sizes_are_read_exactly(text: str | int, expected: int) -> None:
     assert parse_bytes(text) == expected
 
 
-@pytest.mark.parametrize("text", ["", "GB", "-4GB", "4 apples", "4G B", "1e9", -1, "4gb4"])
-def test_a_wrong_size_is_refused(text: str | int) -> None:
+@pytest.mark.parametrize("text", ["", "GB", "-4GB", "4 apples", "4G B", "1e9", -1, "4gb4", True, 1.5, [], None])
+def test_a_wrong_size_is_refused(text: Any) -> None:
     with pytest.raises(UsageError):
         parse_bytes(text)
 
@@ -70,7 +72,7 @@ def test_durations(text: str | float, seconds: float, written: str) -> None:
     assert format_seconds(seconds) == written
 
 
-@pytest.mark.parametrize("text", ["", "soon", "-1s", "5 parsecs", -2])
-def test_a_wrong_duration_is_refused(text: str | float) -> None:
+@pytest.mark.parametrize("text", ["", "soon", "-1s", "5 parsecs", -2, True, float("nan"), float("inf"), []])
+def test_a_wrong_duration_is_refused(text: Any) -> None:
     with pytest.raises(UsageError):
         parse_seconds(text)
