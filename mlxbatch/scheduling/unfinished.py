@@ -82,16 +82,15 @@ class UnfinishedRequests:
         parts = f"{num_prompt} prompt tokens + {max_tokens or 1} new tokens = {wanted}"
         if wanted > self.max_model_len:
             raise RequestError(
-                f"{parts}, but the context holds {self.max_model_len}. Shorten the prompt or lower max_tokens to "
-                f"{max(0, self.max_model_len - num_prompt)}.",
+                f"{parts}, but the context holds {self.max_model_len}. {_way_out(self.max_model_len, num_prompt)}.",
                 code="context_length_exceeded",
                 param="max_tokens" if num_prompt < self.max_model_len else "prompt",
             )
         room = self._kv.max_tokens_alone()
         if wanted > room:
             raise RequestError(
-                f"{parts}, but the whole KV cache holds {room} ({self._kv.limit:,} bytes). Shorten the prompt, lower "
-                f"max_tokens to {max(0, room - num_prompt)}, or raise --kv-memory.",
+                f"{parts}, but the whole KV cache holds {room} ({self._kv.limit:,} bytes). "
+                f"{_way_out(room, num_prompt)}, or raise --kv-memory.",
                 code="kv_cache_exceeded",
                 param="max_tokens" if num_prompt < room else "prompt",
             )
@@ -101,3 +100,9 @@ class UnfinishedRequests:
         if base is None:
             base = (self.seed + 1) * _SEED_STEP + self._next_id * 0xD1B54A32D192ED03
         return (base + index * _SEED_STEP) & 0xFFFFFFFFFFFFFFFF
+
+
+def _way_out(room: int, num_prompt: int) -> str:
+    if num_prompt < room:
+        return f"Shorten the prompt or lower max_tokens to {room - num_prompt}"
+    return f"Shorten the prompt to fewer than {room} tokens"

@@ -234,6 +234,10 @@ def test_requests_that_never_fit_are_refused_with_the_arithmetic():
         core.submit(Request("a", PROMPT, SamplingParams(max_tokens=390)))
     with pytest.raises(RequestError, match=r"= 129, but the whole KV cache holds 87"):
         core.submit(Request("a", PROMPT, SamplingParams(max_tokens=100)))
+    with pytest.raises(RequestError, match="Shorten the prompt to fewer than 400 tokens"):
+        core.submit(Request("a", [1] * 400, SamplingParams(max_tokens=1)))
+    with pytest.raises(RequestError, match="fewer than 87 tokens, or raise --kv-memory"):
+        core.submit(Request("a", [1] * 87, SamplingParams(max_tokens=1)))
     with pytest.raises(RequestError, match="no tokens") as empty:
         core.check(Request("a", [], SamplingParams(max_tokens=1)))
     assert empty.value.code == "empty_prompt"
