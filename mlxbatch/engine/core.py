@@ -3,6 +3,8 @@
 With run-ahead, step t+1 is planned and launched before step t is read, so the device never waits for the host:
 
     plan 0  launch 0 | plan 1  launch 1  read 0  commit 0 | plan 2  launch 2  read 1  commit 1 | ...
+
+Not before a step that flushes or computes prompts (`Scheduler.reads_first`).
 """
 
 from __future__ import annotations
@@ -118,6 +120,9 @@ class EngineCore:
         return deltas
 
     def _iterate(self) -> tuple[bool, list[OutputDelta]]:
+        if self._in_flight is not None and self.scheduler.reads_first:
+            step, self._in_flight = self._in_flight, None
+            return True, self._read(step)
         plan = self.scheduler.plan(self.clock())
         launched = self._launch(plan) if plan is not None else None
         ready = launched

@@ -178,6 +178,20 @@ class Scheduler:
 
     # -- plan ----------------------------------------------------------------------------------------------
 
+    @property
+    def reads_first(self) -> bool:
+        """Whether the step in flight had better be read before the next is planned.
+
+        A flush waits for it anyway. And a step that computes prompts takes long: what was sampled before it should
+        be out by then, and the places of those that ended be filled.
+        """
+        if self._pending or (len(self.waiting) and self.slots.num_free and self.admission.lacking is None):
+            return True
+        return any(
+            seq.num_tokens - seq.num_computed > 1 or seq.num_computed - seq.memory.flushed >= self.tail_len
+            for seq in self.running
+        )
+
     def plan(self, now: float) -> StepPlan | None:
         """The next step, or None when there is nothing to run. Everything it needs is allocated."""
         builder = StepBuilder(self.kv, self._step)

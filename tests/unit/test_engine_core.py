@@ -75,20 +75,13 @@ def continuation(prompt: tuple[int, ...], count: int, seed: int = 0) -> list[int
 PROMPT = tuple(range(1, 30))
 
 
-def test_a_step_is_read_after_the_next_one_was_launched():
-    core = make_core()
-    core.submit(Request("a", PROMPT, SamplingParams(max_tokens=10)))
-    finish_all(core)
-    runner = core.runner
-    launched = [plan.step for plan in runner.launches if plan.has_rows]
-    assert runner.reads == launched == list(range(10))
-    # Steps 0 and 1 were launched before anything was read; the last has no successor.
+def recorded(core) -> list[str]:
+    """Launches and reads, in the order in which they happen from now on."""
     order: list[str] = []
-    core = make_core()
     launch = core.runner.launch
 
     def recording(plan):
-        order.append(f"launch {plan.step}")
+        order.append(f"launch {plan.step}" + (" with a prompt" if plan.chunks else ""))
         handle = launch(plan)
         read = handle.result
 
@@ -100,15 +93,38 @@ def test_a_step_is_read_after_the_next_one_was_launched():
         return handle
 
     core.runner.launch = recording
-    core.submit(Request("a", PROMPT[:9], SamplingParams(max_tokens=3)))
+    return order
+
+
+def test_a_step_is_read_after_the_next_one_was_launched():
+    core = make_core()
+    core.submit(Request("a", PROMPT, SamplingParams(max_tokens=10)))
     finish_all(core)
-    assert [entry for entry in order if "read" in entry or entry.startswith("launch")][:5] == [
-        "launch 0",
-        "launch 1",
-        "read 0",
-        "launch 2",
-        "read 1",
+    runner = core.runner
+    launched = [plan.step for plan in runner.launches if plan.has_rows]
+    assert runner.reads == launched == list(range(10))
+    core = make_core()
+    order = recorded(core)
+    core.submit(Request("a", PROMPT[:9], SamplingParams(max_tokens=5)))
+    finish_all(core)
+    # Step 1 flushes the blocks of the prompt, so it waits for step 0; no other step waits for the one before it.
+    assert order[:8] == [
+        *("launch 0 with a prompt", "read 0", "launch 1", "launch 2", "read 1", "launch 3", "read 2"),
+        "launch 4",
     ]
+
+
+def test_what_was_sampled_is_out_before_a_prompt_is_computed():
+    core = make_core()
+    core.submit(Request("a", PROMPT[:3], SamplingParams(max_tokens=40)))
+    for _ in range(3):
+        core.step()
+    order = recorded(core)
+    core.submit(Request("b", PROMPT[10:13], SamplingParams(max_tokens=2)))
+    assert tokens_of(core.step())
+    assert order == []  # the step in flight was launched before
+    core.step()
+    assert order[0] == "launch 4 with a prompt"
 
 
 def test_a_known_finish_costs_no_row_and_an_eos_at_most_one():
