@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from mlxbatch.simulate.machine import Machine
     from mlxbatch.simulate.study import Point
 
+MOST_JITTER = 2.0  # beyond it a step takes any time at all
+BLOCK_SIZE = 16  # tokens, as an engine's blocks have by default
+
 Loads = list[tuple[float | None, "Sequence[SimRequest]"]]
 
 
@@ -65,6 +68,7 @@ def run(args: argparse.Namespace) -> int:
     from mlxbatch.engine.metrics import Targets
     from mlxbatch.simulate.study import METHODS, Study, run_study
 
+    _check_ranges(args)
     machine, about = _machine(args)
     targets = Targets(ttft=parse_seconds(args.ttft_target), tpot=parse_seconds(args.tpot_target))
     if args.max_num_seqs == "auto":
@@ -108,6 +112,23 @@ def run(args: argparse.Namespace) -> int:
         _print(points, machine, about, args, why)
         print(f"simulated in {format_seconds(took)}", file=sys.stderr)
     return 0
+
+
+def _check_ranges(args: argparse.Namespace) -> None:
+    """Raises UsageError for a number that no simulation could mean."""
+    if args.requests < 1:
+        raise UsageError("--requests must be at least 1")
+    if args.shared_prefix < 0:
+        raise UsageError("--shared-prefix must be 0 or more")
+    if not 0.0 <= args.interactive <= 1.0:
+        raise UsageError("--interactive must be from 0 to 1")
+    if not 0.0 <= args.jitter <= MOST_JITTER:
+        raise UsageError(f"--jitter must be from 0 to {MOST_JITTER:g}")
+    rows = 1 if args.max_num_seqs == "auto" else max(_whole_numbers(args.max_num_seqs, "--max-num-seqs", 256))
+    if args.max_num_batched_tokens < rows + BLOCK_SIZE:
+        raise UsageError(
+            f"--max-num-batched-tokens must be at least {rows + BLOCK_SIZE}: a block beside {rows} decoding rows"
+        )
 
 
 def _machine(args: argparse.Namespace) -> tuple[Machine, str]:
@@ -167,8 +188,6 @@ def _loads(args: argparse.Namespace, most: int) -> Loads:
         return [(None, read_trace(Path(rest[0]), most=most))]
     if kind != "poisson" or rest:
         raise UsageError("--arrivals takes poisson, or trace FILE")
-    if args.requests < 1:
-        raise UsageError("--requests must be at least 1")
     prompts = parse_lengths(args.prompt_lengths or CHAT_PROMPTS)
     outputs = parse_lengths(args.output_lengths or CHAT_OUTPUTS)
     loads: Loads = []

@@ -20,6 +20,7 @@ from mlxbatch.scheduling.sequence import Sequence as Answer
 from mlxbatch.simulate.arrivals import SimRequest
 from mlxbatch.simulate.device import SimulatedDevice, SimulatedStep, VirtualClock
 from mlxbatch.simulate.outcome import Outcome, RowTime, outcome
+from mlxbatch.units import format_bytes
 
 PREFIX_TOKEN = 2
 FIRST_OWN_TOKEN = 3
@@ -86,8 +87,15 @@ class Simulation:
             jitter=setup.jitter,
             seed=setup.seed,
         )
+        kv = KVMemory(specs, block_size, machine.kv_budget, prefix_caching=setup.prefix_caching)
+        least = kv.bytes_alone(block_size)
+        if machine.kv_budget < least:
+            raise UsageError(
+                f"{format_bytes(machine.kv_budget)} of KV memory hold not even one block of each layer "
+                f"({format_bytes(least)})"
+            )
         self.scheduler = Scheduler(
-            KVMemory(specs, block_size, machine.kv_budget, prefix_caching=setup.prefix_caching),
+            kv,
             max_num_seqs=setup.max_num_seqs,
             max_num_batched_tokens=setup.max_num_batched_tokens,
             max_model_len=machine.max_model_len,

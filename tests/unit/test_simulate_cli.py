@@ -74,6 +74,15 @@ def test_table_and_plot(capsys: Any, tmp_path: Path) -> None:
         (["--arrivals", "bursty"], "poisson, or trace FILE"),
         (["--memory", "8GB", "--weight-bits", "16"], "leaves no room"),
         (["--prompt-lengths", "some"], "as lengths"),
+        (["--kv-memory", "1KB"], "not even one block"),
+        (["--interactive", "7"], "--interactive must be from 0 to 1"),
+        (["--interactive", "nan"], "--interactive must be from 0 to 1"),
+        (["--jitter=-1"], "--jitter"),
+        (["--jitter", "nan"], "--jitter"),
+        (["--requests", "0"], "at least 1"),
+        (["--shared-prefix=-3"], "0 or more"),
+        (["--max-num-batched-tokens", "16"], "at least 17"),
+        (["--max-num-batched-tokens", "20", "--max-num-seqs", "2,8"], "at least 24"),
     ],
 )
 def test_wrong_flags_are_refused_in_one_line(capsys: Any, arguments: list[str], words: str) -> None:
