@@ -185,10 +185,13 @@ class Scheduler:
         A flush waits for it anyway. And a step that computes prompts takes long: what was sampled before it should
         be out by then, and the places of those that ended be filled.
         """
-        if self._pending or (len(self.waiting) and self.slots.num_free and self.admission.lacking is None):
+        if self._pending:
             return True
-        return any(
-            seq.num_tokens - seq.num_computed > 1 or seq.num_computed - seq.memory.flushed >= self.tail_len
+        waiting = len(self.waiting) > 0 and self.admission.lacking is None
+        return (waiting and self.slots.num_free > 0) or any(
+            seq.num_tokens - seq.num_computed > 1
+            or seq.num_computed - seq.memory.flushed >= self.tail_len
+            or (waiting and not seq.wants_step)  # the next plan gives its slot away
             for seq in self.running
         )
 

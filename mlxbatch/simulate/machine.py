@@ -129,18 +129,21 @@ class Simulation:
 
     def iterate(self) -> list[RequestTiming]:
         """Plan and launch a step, read the one before (or, without run-ahead, the same one), as the engine does."""
+        if self._in_flight is not None and self.scheduler.reads_first:
+            ready, self._in_flight = self._in_flight, None
+            return self._read(*ready)
         plan = self.scheduler.plan(self.clock.now)
         launched = None
         if plan is not None:
             self.metrics.on_plan(plan, self._kv_use())
             step = self.device.launch(plan)
             launched = (plan, step, self.clock.now) if plan.has_rows else None
-        ready = launched
+        due = launched
         if self._run_ahead:
-            ready, self._in_flight = self._in_flight, launched
-        if ready is not None:
+            due, self._in_flight = self._in_flight, launched
+        if due is not None:
             self._stuck = 0
-            return self._read(*ready)
+            return self._read(*due)
         self._stuck = self._stuck + 1 if plan is None and len(self.scheduler.waiting) else 0
         if self._stuck > MAX_STUCK:
             raise EngineError(f"no request can make progress: {self.scheduler.wait_reason}")
