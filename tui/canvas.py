@@ -15,6 +15,8 @@ from textual.widget import Widget
 from mlxbatch.tui.drawing import Line
 from mlxbatch.tui.palette import make_palette
 
+PLAIN = Style()  # never None: Textual's filter for NO_COLOR reads the style of every segment
+
 
 def palette_of(app: App[Any]) -> Mapping[str, Style]:
     """The palette of the app's current theme."""
@@ -56,7 +58,7 @@ class Canvas(Widget):
         drawn += [[] for _ in range(height - len(drawn))]
         same_size = len(self._lines) == height and bool(self._strips) and self._strips[0].cell_length == width
         changed = [y for y, pieces in enumerate(drawn) if not same_size or pieces != self._lines[y]]
-        strips = self._strips if same_size else [Strip.blank(width)] * height
+        strips = self._strips if same_size else [Strip.blank(width, PLAIN)] * height
         for y in changed:
             strips[y] = self._strip(drawn[y], width)
         self._strips, self._lines = strips, drawn
@@ -67,12 +69,12 @@ class Canvas(Widget):
 
     def _strip(self, pieces: list[tuple[str, str]], width: int) -> Strip:
         palette = self._palette
-        return Strip([Segment(text, palette[role]) for text, role in pieces]).adjust_cell_length(width)
+        return Strip([Segment(text, palette[role]) for text, role in pieces]).adjust_cell_length(width, PLAIN)
 
     def render_line(self, y: int) -> Strip:
         if y < len(self._strips) and self._strips[y].cell_length == self.size.width:
             return self._strips[y]
-        return Strip.blank(self.size.width)
+        return Strip.blank(self.size.width, PLAIN)
 
 
 class LineView(Canvas):
