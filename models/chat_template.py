@@ -31,7 +31,7 @@ class ChatTemplate:
     def _template(self) -> Template:
         return self._environment.compile_source(self.source)
 
-    def render(self, messages: list[dict[str, object]], **arguments: object) -> str:
+    def render(self, messages: list[dict[str, object]], /, **arguments: object) -> str:
         """The prompt text, generation prompt added unless told not to.
 
         Raises RequestError when the template refuses the messages, or does what no template should.

@@ -129,7 +129,7 @@ class ModelTokenizer:
     def stream_decoder(self, skip_special_tokens: bool = True) -> StreamDecoder:
         return self.codec.stream_decoder(skip_special_tokens)
 
-    def render_chat(self, messages: list[dict[str, object]], **template_args: object) -> str:
+    def render_chat(self, messages: list[dict[str, object]], /, **template_args: object) -> str:
         """The text that the chat template makes of a conversation, generation prompt added."""
         if self._chat_template is None:
             raise RequestError(
@@ -139,7 +139,7 @@ class ModelTokenizer:
             )
         return self._chat_template.render(messages, **template_args)
 
-    def encode_chat(self, messages: list[dict[str, object]], **template_args: Any) -> list[int]:
+    def encode_chat(self, messages: list[dict[str, object]], /, **template_args: Any) -> list[int]:
         """Ids of a conversation. The template alone decides on BOS; were it to give two, one is dropped."""
         ids = self.codec.encode(self.render_chat(messages, **template_args), special=False)
         if self.bos_token_id is not None and ids[:2] == [self.bos_token_id] * 2:

@@ -44,7 +44,7 @@ class ByteTokenizer:
         )
         return text.decode("utf-8", "replace")
 
-    def encode_chat(self, messages: list[dict[str, object]], **template_args: object) -> list[int]:
+    def encode_chat(self, messages: list[dict[str, object]], /, **template_args: object) -> list[int]:
         if template_args.get("broken"):
             raise RequestError("the chat template refuses these messages", param="messages")
         ids = []

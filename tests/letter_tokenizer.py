@@ -40,5 +40,5 @@ class LetterTokenizer:
     def stream_decoder(self, skip_special_tokens: bool = True) -> LetterDecoder:
         return LetterDecoder()
 
-    def encode_chat(self, messages: list[dict[str, object]], **template_args: object) -> list[int]:
+    def encode_chat(self, messages: list[dict[str, object]], /, **template_args: object) -> list[int]:
         return self.encode("".join(str(m["content"]) for m in messages))

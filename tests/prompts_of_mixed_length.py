@@ -25,7 +25,7 @@ _SYSTEM = "You are a careful assistant who answers in plain words and never inve
 
 
 class _Chat(Protocol):
-    def encode_chat(self, messages: list[dict[str, object]], **template_args: object) -> list[int]: ...
+    def encode_chat(self, messages: list[dict[str, object]], /, **template_args: object) -> list[int]: ...
 
 
 def chat_prompts(tokenizer: _Chat, count: int) -> list[Sequence[int]]:

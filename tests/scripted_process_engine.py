@@ -41,10 +41,11 @@ class ByteTokenizer:
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool = True) -> str:
         return bytes(token_ids).decode(errors="replace")
 
-    def encode_chat(self, messages: list[dict[str, object]], **template_args: object) -> list[int]:
+    def encode_chat(self, messages: list[dict[str, object]], /, **template_args: object) -> list[int]:
         if not messages:
             raise RequestError("a conversation needs a message", param="messages")
-        return self.encode("".join(f"<{m['role']}>{m['content']}" for m in messages) + "<assistant>")
+        named = "".join(f"<{name}={value}>" for name, value in template_args.items())
+        return self.encode(named + "".join(f"<{m['role']}>{m['content']}" for m in messages) + "<assistant>")
 
     def stream_decoder(self, skip_special_tokens: bool = True) -> ByteStreamDecoder:
         return ByteStreamDecoder()

@@ -56,7 +56,7 @@ class EngineLink(Protocol):
         """End any request of this engine, ours or another client's, by its engine-wide name."""
         ...
 
-    async def count_chat(self, messages: list[dict[str, object]]) -> int:
+    async def count_chat(self, messages: list[dict[str, object]], /) -> int:
         """Tokens of a conversation through the chat template. Raises RequestError."""
         ...
 

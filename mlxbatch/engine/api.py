@@ -33,7 +33,7 @@ class TokenizerLike(Protocol):
 
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool = True) -> str: ...
     def stream_decoder(self, skip_special_tokens: bool = True) -> StreamDecoder: ...
-    def encode_chat(self, messages: list[dict[str, object]], **template_args: object) -> list[int]:
+    def encode_chat(self, messages: list[dict[str, object]], /, **template_args: object) -> list[int]:
         """Ids of a conversation through the chat template, generation prompt added.
 
         Raises RequestError when the model has no chat template or the template refuses the messages."""

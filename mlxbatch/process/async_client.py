@@ -155,7 +155,7 @@ class AsyncEngineClient:
             self._session.cancel(own)
         self._send(Cancel(request_id=request_key, anyones=True))
 
-    async def count_chat(self, messages: list[dict[str, object]], **template_args: object) -> int:
+    async def count_chat(self, messages: list[dict[str, object]], /, **template_args: object) -> int:
         """Tokens of a conversation through the chat template. Raises RequestError."""
         reply = await self._call(
             lambda call: EncodeChat(call=call, messages=messages, template_args=template_args, count_only=True),

@@ -82,7 +82,7 @@ class RemoteTokenizer:
 
         return SlowStreamDecoder(lambda ids: self.decode(ids, skip_special_tokens=skip_special_tokens))
 
-    def encode_chat(self, messages: list[dict[str, object]], **template_args: object) -> list[int]:
+    def encode_chat(self, messages: list[dict[str, object]], /, **template_args: object) -> list[int]:
         return self._engine.call(
             lambda call: EncodeChat(call=call, messages=messages, template_args=template_args), Encoded
         ).token_ids

@@ -215,7 +215,7 @@ class EngineService:
             return await self._tokenize(tokenizer.encode, submit.prompt, add_bos=submit.add_bos)
         raise RequestError("a request needs messages, a prompt, or token ids", param="prompt")
 
-    async def _tokenize(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    async def _tokenize(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """On a thread of its own: a long prompt delays neither the engine nor the sockets."""
         loop = asyncio.get_running_loop()
         try:

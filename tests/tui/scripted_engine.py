@@ -126,7 +126,7 @@ class ScriptedEngine:
             if sequence.key == request_key:
                 self._finish(sequence, "abort")
 
-    async def count_chat(self, messages: list[dict[str, object]]) -> int:
+    async def count_chat(self, messages: list[dict[str, object]], /) -> int:
         return sum(4 + len(str(message["content"]).split()) for message in messages)
 
     async def stats(self) -> dict[str, object]:

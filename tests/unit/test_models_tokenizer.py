@@ -103,6 +103,19 @@ def test_a_template_that_gives_two_bos_gets_one(from_gguf: ModelTokenizer) -> No
     assert doubled.encode_chat(MESSAGES).count(1) == 1
 
 
+def test_arguments_of_a_template_may_have_any_name(from_gguf: ModelTokenizer) -> None:
+    named = ModelTokenizer(
+        from_gguf.codec,
+        eos_token_ids=frozenset(),
+        bos_token_id=None,
+        special_tokens={},
+        chat_template="{{ self }} {{ function }} {{ messages[0].content }}",
+    )
+    arguments: dict[str, object] = {"function": "b", "messages": "no", "arguments": "c"}
+    assert named.render_chat(MESSAGES, **arguments).endswith(f"b {MESSAGES[0]['content']}")
+    assert named.encode_chat(MESSAGES, **arguments, self="a")
+
+
 def test_without_a_template_chat_is_refused(from_gguf: ModelTokenizer) -> None:
     plain = ModelTokenizer(
         from_gguf.codec, eos_token_ids=frozenset(), bos_token_id=None, special_tokens={}, chat_template=None

@@ -101,6 +101,8 @@ def test_the_tokenizer_is_the_engines(scene: Scene) -> None:
     assert tokenizer.encode("häh") == list("häh".encode())
     assert tokenizer.decode(list("häh".encode())) == "häh"
     assert bytes(tokenizer.encode_chat([{"role": "user", "content": "x"}])) == b"<user>x<assistant>"
+    named = tokenizer.encode_chat([{"role": "user", "content": "x"}], self=1, messages=2, function=3)
+    assert bytes(named) == b"<self=1><messages=2><function=3><user>x<assistant>"
     assert tokenizer.vocab_size == 257 and tokenizer.eos_token_ids == {256}
     decoder = tokenizer.stream_decoder()
     assert "".join(map(decoder.push, "h€h".encode())) + decoder.finish() == "h€h"
@@ -276,6 +278,14 @@ def test_submit_starts_by_itself_and_timings_arrive(scene: Scene) -> None:
                 return
 
     run(scene, body, snapshots=0.0)
+
+
+def test_an_interface_counts_with_template_arguments_of_any_name(scene: Scene) -> None:
+    async def body(client: AsyncEngineClient) -> None:
+        count = await client.count_chat([{"role": "user", "content": "x"}], self=1, messages=2)
+        assert count == len("<self=1><messages=2><user>x<assistant>")
+
+    run(scene, body)
 
 
 def test_questions_of_an_interface(scene: Scene) -> None:

@@ -72,6 +72,22 @@ def test_messages_are_tokenised_in_the_engine(tmp_path: Path) -> None:
         assert accepted.num_prompt_tokens == len(b"<user>hi<assistant>")
 
 
+def test_arguments_of_a_template_may_have_any_name(tmp_path: Path) -> None:
+    names: dict[str, object] = {"function": 1, "self": 2, "messages": 3, "args": 4}
+    rendered = b"<function=1><self=2><messages=3><args=4><user>hi<assistant>"
+    with serving(tmp_path) as server:
+        client = server.wire()
+        conversation = [{"role": "user", "content": "hi"}]
+        client.send(
+            Submit(request_id="chat", messages=conversation, template_args=names, params={"max_tokens": 3})
+        )
+        accepted = client.until(Accepted)
+        assert isinstance(accepted, Accepted) and bytes(accepted.prompt_token_ids) == rendered
+        client.send(EncodeChat(call=1, messages=conversation, template_args=names))
+        encoded = client.until(Encoded)
+        assert isinstance(encoded, Encoded) and bytes(encoded.token_ids) == rendered
+
+
 @pytest.mark.parametrize(
     ("submit", "code"),
     [
