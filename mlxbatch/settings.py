@@ -20,6 +20,7 @@ from typing import Any, get_args
 
 from mlxbatch.config import AttentionChoice, DType, EngineConfig
 from mlxbatch.errors import UsageError
+from mlxbatch.json_values import problem_for_the_engine
 from mlxbatch.units import parse_bytes, parse_seconds
 
 Reader = Callable[[Any], Any]
@@ -93,11 +94,23 @@ def texts(value: object) -> tuple[str, ...]:
 def json_object(value: object) -> dict[str, object]:
     try:
         parsed = json.loads(value) if isinstance(value, str) else value
-    except ValueError:
+    except (ValueError, RecursionError):
         parsed = None
     if not isinstance(parsed, dict):
         raise UsageError(f'must be a JSON object like {{"enable_thinking": false}}, not {value!r}')
     return parsed
+
+
+def template_arguments(value: object) -> dict[str, object]:
+    """A JSON object that the engine process can be sent."""
+    arguments = json_object(value)
+    problem = problem_for_the_engine(arguments)
+    if problem:
+        raise UsageError(problem)
+    if "messages" in arguments:
+        raise UsageError("the messages are the conversation's own; they cannot be set here")
+    utf8(json.dumps(arguments, ensure_ascii=False, default=str))
+    return arguments
 
 
 def one_of(*choices: str) -> Reader:
@@ -182,7 +195,7 @@ ENGINE_SETTINGS = (
         "deterministic", boolean, "fix the number of rows, so that a GPU rounds the same way", const=True
     ),
     Setting("import_bits", integer_or_auto, "bits of weights imported from GGUF: auto, 16, 8 or 4", "BITS"),
-    Setting("chat_template_args", json_object, "arguments for the chat template", "JSON"),
+    Setting("chat_template_args", template_arguments, "arguments for the chat template", "JSON"),
 )
 
 PROCESS_SETTINGS = (

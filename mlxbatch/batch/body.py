@@ -12,9 +12,10 @@ from typing import Any, NoReturn, TypeVar
 import msgspec
 
 from mlxbatch.batch.item import BatchItem, CustomId, LineError, RequestDefaults
-from mlxbatch.batch.schema import DEEPEST, MOST_CHOICES, NEUTRAL_VALUES, Body, ChatBody, CompletionBody, Message
+from mlxbatch.batch.schema import MOST_CHOICES, NEUTRAL_VALUES, Body, ChatBody, CompletionBody, Message
 from mlxbatch.errors import RequestError
-from mlxbatch.request import LARGEST_INTEGER, LEAST_INTEGER, SamplingParams
+from mlxbatch.json_values import problem_for_the_engine
+from mlxbatch.request import LARGEST_INTEGER, SamplingParams
 
 T = TypeVar("T")
 
@@ -73,7 +74,7 @@ class BodyReader:
 
     def _values(self, body: dict[str, Any], kind: type[T]) -> T:
         for name, value in body.items():
-            problem = _problem_for_the_engine(value)
+            problem = problem_for_the_engine(value)
             if problem:
                 self.refuse(f"{name} {problem}", name)
         return self.convert(body, kind)
@@ -182,19 +183,6 @@ def mixed_seed(seed: int, custom_id: CustomId) -> int:
     """A seed for one line of a seeded run: fixed by both arguments, different from line to line."""
     digest = hashlib.blake2b(f"{seed}/{custom_id!r}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
-
-
-def _problem_for_the_engine(value: object) -> str | None:
-    """Why no message to the engine process can hold a JSON value, if none can."""
-    level = [value]
-    for _ in range(DEEPEST):
-        if not level:
-            return None
-        if any(isinstance(v, int) and not LEAST_INTEGER <= v <= LARGEST_INTEGER for v in level):
-            return "has a number of more than 64 bits"
-        inner = (v.values() if isinstance(v, dict) else v for v in level if isinstance(v, (dict, list)))
-        level = [v for values in inner for v in values]
-    return f"is nested more than {DEEPEST} deep"
 
 
 def _is_token_ids(value: object) -> bool:

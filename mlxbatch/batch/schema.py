@@ -7,7 +7,6 @@ from typing import Any, Literal
 import msgspec
 
 MOST_CHOICES = 128  # OpenAI's limit for n
-DEEPEST = 200  # levels of lists and objects in a parameter
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default for /v1/completions
 
 

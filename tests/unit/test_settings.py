@@ -9,6 +9,8 @@ import pytest
 from mlxbatch.cli.engine import add_process_flags, launch_options
 from mlxbatch.config import EngineConfig
 from mlxbatch.errors import UsageError
+from mlxbatch.process.frames import encode
+from mlxbatch.process.messages import EncodeChat
 from mlxbatch.settings import ENGINE_SETTINGS, TABLES, Sources, add_engine_flags, config_path, engine_config
 
 
@@ -91,6 +93,13 @@ def test_every_field_of_the_config_but_its_seed_can_be_set() -> None:
         ([], {}, {"max_num_seq": 4}, "unknown setting 'max_num_seq'; did you mean 'max_num_seqs'?"),
         ([], {}, {"model": 5}, "config.toml: [engine] model: must be text"),
         (["--chat-template-args", "[1]"], {}, {}, "--chat-template-args: must be a JSON object"),
+        (["--chat-template-args", f'{{"a": [{10**30}]}}'], {}, {}, "-args: has a number of more than 64 bits"),
+        (["--chat-template-args", '{"a": -9223372036854775809}'], {}, {}, "-args: has a number of more than 64 bits"),
+        ([], {}, {"chat_template_args": {"a": {"b": 2**64}}}, "chat_template_args: has a number of more"),
+        (["--chat-template-args", '{"a": %s}' % ("[" * 200 + "]" * 200)], {}, {}, "-args: is nested more than 200"),
+        (["--chat-template-args", '{"a": ' + "[" * 10**5], {}, {}, "--chat-template-args: must be a JSON object"),
+        (["--chat-template-args", '{"a": "\\ud800"}'], {}, {}, "--chat-template-args: must be UTF-8 text"),
+        (["--chat-template-args", '{"messages": 1}'], {}, {}, "--chat-template-args: the messages are the"),
         (["--block-size", "7"], {}, {}, "block size must be 8, 16 or 32"),
     ],
 )
@@ -100,6 +109,12 @@ def test_a_wrong_value_is_refused_where_it_stands(
     with pytest.raises(UsageError) as caught:
         engine_config(parsed(*flags), sources(environ, **table))
     assert said in str(caught.value)
+
+
+def test_template_arguments_reach_as_far_as_a_message_does() -> None:
+    config = engine_config(parsed("--chat-template-args", f'{{"most": {2**64 - 1}, "least": {-(2**63)}}}'), sources())
+    assert config.chat_template_args == {"most": 2**64 - 1, "least": -(2**63)}
+    encode(EncodeChat(call=1, messages=[], template_args=config.chat_template_args))
 
 
 def test_auto_is_a_number_of_rows() -> None:
