@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 
@@ -126,9 +127,7 @@ class Launcher:
         return True
 
     def _spawn(self, deadline: float) -> None:
-        log = self.paths.log
-        _rotate(log)
-        with log.open("ab") as output:
+        with _opened(self.paths.log) as output:
             process = subprocess.Popen(
                 list(self._command(self.config, self._runtime, self._options)),
                 cwd="/",
@@ -169,9 +168,17 @@ def last_words(lines: list[str]) -> list[str]:
     return lines[max(0, end - LOG_LINES_SHOWN) : end]
 
 
-def _rotate(path: Path) -> None:
-    if path.exists() and path.stat().st_size > LOG_BYTES:
-        path.replace(path.with_suffix(".log.1"))
+def _opened(log: Path) -> BinaryIO:
+    try:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        if log.exists() and log.stat().st_size > LOG_BYTES:
+            log.replace(log.with_suffix(".log.1"))
+        return log.open("ab")
+    except OSError as error:
+        raise EngineError(
+            f"cannot write the engine's log, {log}: {error.strerror or error}; make its folder writable (on Linux, "
+            "XDG_STATE_HOME names another), or let `mlxbatch run` load the model in its own process with --in-process"
+        ) from None
 
 
 def paths_of(config: EngineConfig, runtime: RuntimeDir | None = None) -> EnginePaths:

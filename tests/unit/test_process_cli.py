@@ -41,6 +41,25 @@ def test_without_an_engine(runtime: RuntimeDir, capsys: pytest.CaptureFixture[st
     assert "no engine is running" in err and "no engine has ever run" in err and "--idle-exit" in err
 
 
+def test_where_no_log_can_be_written_only_starting_an_engine_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "state").write_text("no folder can be made in a file")
+    (tmp_path / "run").mkdir()
+    logs = tmp_path / "state" / "log"
+    monkeypatch.setenv("MLXBATCH_CONFIG", str(tmp_path / "none.toml"))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
+    monkeypatch.setattr("platformdirs.user_log_dir", lambda *args, **options: str(logs))
+    assert main(["engine", "status"]) == 0
+    assert main(["engine", "stop", "--all"]) == 0
+    assert main(["engine", "logs"]) == 2
+    assert capsys.readouterr().out == "no engine is running\n"
+    assert main(["engine", "start"]) == 3
+    said = capsys.readouterr().err
+    assert f"cannot write the engine's log, {logs}/engine-" in said
+    assert "XDG_STATE_HOME" in said and "--in-process" in said
+
+
 def test_status_stop_and_logs_of_two_engines(runtime: RuntimeDir, capsys: pytest.CaptureFixture[str]) -> None:
     engines = [ProcessEngine(scripted_launcher(runtime, EngineConfig(model=f"org/model-{n}"))) for n in range(2)]
     assert main(["engine", "status", "--json"]) == 0
