@@ -66,7 +66,7 @@ class RuntimeDir:
 
     @classmethod
     def of_user(cls) -> RuntimeDir:
-        """The standard place, created if need be, but for the logs. Raises EngineError when another user could reach it."""
+        """The standard place; `path` is created if need be. Raises EngineError when another user could reach it."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # platformdirs warns of a missing XDG_RUNTIME_DIR
             path = Path(platformdirs.user_runtime_dir("mlxbatch", appauthor=False))
