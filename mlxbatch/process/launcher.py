@@ -14,8 +14,8 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
-from typing import BinaryIO
 
 import msgspec
 
@@ -29,6 +29,7 @@ from mlxbatch.process.registry import Registry
 LISTEN_SECONDS = 60.0  # a Python that starts on a busy machine
 ATTEMPTS = 3  # an engine may leave just as one comes
 LOG_BYTES = 4 * 2**20
+LOG_OF_ONE = "=== an engine is started, "  # in the log before all that one engine process writes
 LOG_LINES_SHOWN = 5
 LOG_LINES_SEARCHED = 300  # the stacks of all threads stand behind a fatal error
 
@@ -162,18 +163,22 @@ def log_tail(path: Path, lines: int) -> list[str]:
 
 
 def last_words(lines: list[str]) -> list[str]:
-    """What a dead process had to say: its fatal error and the lines before it, or else its last lines."""
+    """What the last process of a log had to say: its fatal error and the lines before it, or else its last lines."""
+    starts = [index for index, line in enumerate(lines) if LOG_OF_ONE in line]  # behind the rest of a cut line, too
+    lines = lines[starts[-1] + 1 :] if starts else lines
     fatal = [index for index, line in enumerate(lines) if line.startswith("Fatal Python error")]
     end = fatal[-1] + 1 if fatal else len(lines)
     return lines[max(0, end - LOG_LINES_SHOWN) : end]
 
 
-def _opened(log: Path) -> BinaryIO:
+def _opened(log: Path) -> FileIO:
     try:
         log.parent.mkdir(parents=True, exist_ok=True)
         if log.exists() and log.stat().st_size > LOG_BYTES:
             log.replace(log.with_suffix(".log.1"))
-        return log.open("ab")
+        output = log.open("ab", buffering=0)
+        output.write(f"{LOG_OF_ONE}{time.strftime('%Y-%m-%d %H:%M:%S')}\n".encode())
+        return output
     except OSError as error:
         raise EngineError(
             f"cannot write the engine's log, {log}: {error.strerror or error}; make its folder writable (on Linux, "

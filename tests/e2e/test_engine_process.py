@@ -263,6 +263,14 @@ def test_an_engine_that_does_not_start_shows_its_log(runtime: RuntimeDir) -> Non
     assert "unrecognized arguments: --no-such-flag" in str(failed.value)
 
 
+def test_what_earlier_engines_wrote_is_not_the_end_of_the_log(runtime: RuntimeDir) -> None:
+    for flag in ("--die-loading", "--no-such-flag"):
+        with pytest.raises(EngineError) as died:
+            ProcessEngine(scripted_launcher(runtime, None, flag))
+    shown = str(died.value)
+    assert "unrecognized arguments" in shown and "Fatal Python error" not in shown
+
+
 def test_it_outlives_the_client_and_ends_when_idle(runtime: RuntimeDir) -> None:
     launcher = scripted_launcher(runtime, None, "--idle-exit", "0.5")
     engine = ProcessEngine(launcher)

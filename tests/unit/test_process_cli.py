@@ -13,7 +13,7 @@ from mlxbatch.cli.main import main
 from mlxbatch.config import EngineConfig
 from mlxbatch.process.client import ProcessEngine
 from mlxbatch.process.control import stop_engine
-from mlxbatch.process.launcher import last_words
+from mlxbatch.process.launcher import LOG_OF_ONE, last_words
 from mlxbatch.process.paths import RuntimeDir
 from mlxbatch.process.registry import Registry
 
@@ -95,3 +95,7 @@ def test_last_words_are_the_fatal_error_or_the_last_lines() -> None:
     fatal = [*lines, "[METAL] command buffer failed", "Fatal Python error: Aborted", "", *["  File ..."] * 40]
     assert last_words(fatal)[-2:] == ["[METAL] command buffer failed", "Fatal Python error: Aborted"]
     assert last_words([]) == []
+    started = f"{LOG_OF_ONE}2026-01-01 00:00:00"
+    assert last_words([*fatal, started, "one line"]) == ["one line"]
+    assert last_words([*lines, f"cut of{started}", *lines]) == lines[-5:]
+    assert last_words([*lines, started]) == []
