@@ -156,7 +156,7 @@ class Snapshotter:
         kv, spec, pool = scheduler.kv, scheduler.kv.specs[group], scheduler.kv.pools[group]
         owner: dict[int, int] = {}
         shared = 0
-        for seq in scheduler.running:
+        for seq in scheduler.holders:
             if seq.kv is None:
                 continue
             for block_id in seq.kv.tables[group].ids:

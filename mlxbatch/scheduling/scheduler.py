@@ -98,6 +98,11 @@ class Scheduler:
         return self._shrink_idle or self.kv.bytes_held > self.kv.budget  # memory is to be given back
 
     @property
+    def holders(self) -> list[Sequence]:
+        """Sequences that hold a slot and blocks: the running ones, and those that ended since the last plan."""
+        return [*self.running, *self._retiring]
+
+    @property
     def num_unfinished(self) -> int:
         return len(self.unfinished)
 
@@ -442,7 +447,7 @@ class Scheduler:
     def check(self) -> None:
         """Raise AssertionError unless slots, blocks and queues agree."""
         self.kv.check()
-        slots = [s.slot for s in [*self.running, *self._retiring]]
+        slots = [s.slot for s in self.holders]
         if len(set(slots)) != len(slots) or len(slots) != self.slots.num_used:
             raise AssertionError("every slot in use belongs to exactly one sequence")
         keys = [self.policy.key(s) for s in self.running]

@@ -19,6 +19,7 @@ PACKAGE = ROOT / "mlxbatch"
 LAYERS = (
     {"errors"},
     {"request", "config", "units"},
+    {"json_values"},
     {"settings", "scheduling", "history"},
     {"capacity"},
     {"execution", "models", "metal_kernels"},
