@@ -1,8 +1,9 @@
 """Is the cap that `mlxbatch tune` chooses the right one? Measures, then runs one batch at several caps.
 
-    python tests/e2e/tune_sweep.py [--requests 96] [--tokens 24] [--caps 4,8,16,24,32,48,64]
+    python tests/e2e/tune_sweep.py [--requests 192] [--tokens 24] [--caps 4,8,16,24,32,48,64]
 
-Prints S of two runs of `tune`, the cap, and the throughput at every cap. For an idle machine.
+Prints S of two runs of `tune`, the cap, and the throughput at every cap. For an idle machine. The number of requests
+is a multiple of every cap, so that no cap ends with a batch that is half empty.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def throughput(loaded: Any, cap: int, requests: int, tokens: int) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--requests", type=int, default=96)
+    parser.add_argument("--requests", type=int, default=192)
     parser.add_argument("--tokens", type=int, default=24)
     parser.add_argument("--caps", default="4,8,16,24,32,48,64")
     args = parser.parse_args()
