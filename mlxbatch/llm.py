@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 import os
-import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import replace
@@ -51,7 +51,13 @@ class LLM:
             )
         self.config = engine_config(model, settings)
         self._owner = OwnerThread()
-        self._engine: EngineClient | None = self._owner.run(_connect, self.config, in_process)
+        try:
+            engine = self._owner.run(_connect, self.config, in_process)
+        except BaseException:
+            self._owner.end_with(_nothing)
+            raise
+        self._engine: EngineClient | None = engine
+        self._end = weakref.finalize(self, self._owner.end_with, engine.close)  # when dropped, and at exit
         self._polling = threading.Lock()
         self._unread: dict[str, list[OutputDelta]] = {}  # of each request that somebody waits for
         self._ids = itertools.count(1)
@@ -108,9 +114,8 @@ class LLM:
 
     def close(self) -> None:
         """Give the memory back. Calling it again does nothing."""
-        engine, self._engine = getattr(self, "_engine", None), None
-        if engine is not None:
-            self._owner.end_with(engine.close)
+        self._engine = None
+        self._end()
 
     def __enter__(self) -> LLM:
         return self
@@ -119,10 +124,6 @@ class LLM:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    def __del__(self) -> None:
-        if not sys.is_finalizing():
-            self.close()
 
     def _on_owner(self, function: Callable[[], T]) -> T:
         """`function` on the engine's thread. Raises UsageError when this LLM is closed, be it meanwhile."""
@@ -199,6 +200,10 @@ class LLM:
                 self._unread.get(delta.request_id, []).append(delta)
             if not mail and not self._on_owner(lambda: engine.has_unfinished):
                 raise EngineError("the engine lost a request")
+
+
+def _nothing() -> None:
+    """The last call of an owner whose engine could not be opened."""
 
 
 def engine_config(model: str | os.PathLike[str], settings: Mapping[str, Any]) -> EngineConfig:

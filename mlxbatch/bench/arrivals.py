@@ -9,10 +9,11 @@ from mlxbatch.bench.workloads import Job, Workload
 
 
 class Arrivals:
-    """Names jobs by their place in the workload."""
+    """Names jobs by their place in the workload. `chats` are the names of the interactive ones."""
 
     def __init__(self, workload: Workload) -> None:
         named = [(str(i), job) for i, job in enumerate(workload.jobs)]
+        self.chats = frozenset(name for name, job in named if job.chat)
         self._chats = deque(sorted(((n, j) for n, j in named if j.chat), key=lambda item: item[1].arrives))
         self._batch = deque(sorted(((n, j) for n, j in named if not j.chat), key=lambda item: item[1].arrives))
         self._in_flight = workload.in_flight or len(named)

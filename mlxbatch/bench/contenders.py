@@ -38,7 +38,6 @@ def run_ours(loaded: LoadedModel, workload: Workload) -> Measured:
 
     engine.core.observe = observe
     arrivals = Arrivals(workload)
-    chats = {str(number) for number, job in enumerate(workload.jobs) if job.chat}
     began = time.perf_counter()
     while arrivals or engine.has_unfinished:
         for name, job in arrivals.due(time.perf_counter() - began):
@@ -47,12 +46,12 @@ def run_ours(loaded: LoadedModel, workload: Workload) -> Measured:
             engine.submit(Request(name, job.prompt, params, priority=priority))
             clock.arrived(name, job.arrives)
         for delta in engine.poll():
-            if delta.request_id in chats:
+            if delta.request_id in arrivals.chats:
                 clock.token(delta.request_id, time.perf_counter() - began)
             if delta.finish_reason is not None:
                 arrivals.finished(delta.request_id)
-    clock.close()
     measured.total = time.perf_counter() - began
+    clock.close()
     measured.held_over_live = float(str(engine.stats()["kv_held_over_live"]))
     engine.close()
     return measured
@@ -66,7 +65,6 @@ def run_mlx_lm(loaded: LoadedModel, workload: Workload, *, give_prefix: bool = F
     clock = ChatClock(measured)
     arrivals = Arrivals(workload)
     names: dict[int, str] = {}
-    chats = {str(number) for number, job in enumerate(workload.jobs) if job.chat}
     live: dict[int, int] = {}
     ratios: list[float] = []
     per_token = _kv_bytes_per_token(loaded)
@@ -89,7 +87,7 @@ def run_mlx_lm(loaded: LoadedModel, workload: Workload, *, give_prefix: bool = F
         for response in responses:
             name = names[response.uid]
             live[response.uid] += 1
-            if name in chats:
+            if name in arrivals.chats:
                 clock.token(name, moment - began)
             if response.finish_reason is not None:
                 del live[response.uid]

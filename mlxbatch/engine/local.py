@@ -156,12 +156,13 @@ class LocalEngine:
         parts, self._parts = self._parts, None
         if parts is None:
             return
+        import mlx.core as mx
+
+        mx.synchronize()  # a step may be in flight, and holds memory
         del self._core, self._snapshots, self._keeper
         parts.release()
         del parts
         gc.collect()
-        import mlx.core as mx
-
         mx.clear_cache()
 
     def _open(self) -> Assembly:

@@ -80,6 +80,8 @@ class Scheduler:
         self.num_preemptions = 0
         self._retiring: list[Sequence] = []  # finished, still holding slot and blocks
         self._pending: set[int] = set()  # sequences whose chunk of the step before is not in the pools yet
+        self._flush_due = False  # a row's tail is full: what the next plan has to write
+        self._prefilling = False  # a running prompt is not computed to its end
         self._shrink_idle = False
         self._step = 0
 
@@ -190,15 +192,12 @@ class Scheduler:
         A flush waits for it anyway. And a step that computes prompts takes long: what was sampled before it should
         be out by then, and the places of those that ended be filled.
         """
-        if self._pending:
+        if self._pending or self._flush_due or self._prefilling:
             return True
-        waiting = len(self.waiting) > 0 and self.admission.lacking is None
-        return (waiting and self.slots.num_free > 0) or any(
-            seq.num_tokens - seq.num_computed > 1
-            or seq.num_computed - seq.memory.flushed >= self.tail_len
-            or (waiting and not seq.wants_step)  # the next plan gives its slot away
-            for seq in self.running
-        )
+        if not len(self.waiting) or self.admission.lacking is not None:
+            return False
+        # Somebody may be admitted: to a free slot, or to one that the next plan takes back.
+        return self.slots.num_free > 0 or any(not seq.wants_step for seq in self.running)
 
     def plan(self, now: float) -> StepPlan | None:
         """The next step, or None when there is nothing to run. Everything it needs is allocated."""
@@ -212,6 +211,8 @@ class Scheduler:
         for seq in [*builder.decodes, *(seq for seq, _ in builder.chunks)]:
             self._fork_if_prompt_ends(builder, seq, now)
         plan, self._pending = builder.build(self.slots.num_slots())
+        self._flush_due = any(seq.num_computed - seq.memory.flushed >= self.tail_len for seq in self.running)
+        self._prefilling = any(seq.num_tokens - seq.num_computed > 1 for seq in self.running)
         if plan is not None and plan.has_rows:
             self._step += 1
         return plan
@@ -235,7 +236,7 @@ class Scheduler:
         leaving = [seq for seq in self.running if not seq.wants_step]  # the last token is in flight
         self._retiring += leaving
         due = bool(self._pending) or any(self._worth_a_flush(seq) for seq in self._retiring)
-        due = due or any(seq.num_computed - seq.memory.flushed >= self.tail_len for seq in self.running)
+        due = due or self._flush_due
         if due:
             for seq in [*self.running, *(s for s in self._retiring if s.status is Status.FINISHED)]:
                 self._flush_sequence(seq, builder)
