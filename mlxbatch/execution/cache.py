@@ -14,7 +14,7 @@ import mlx.core as mx
 from mlxbatch.errors import ModelError
 from mlxbatch.execution.attention.gathered import RowContext, chunk_row, decode_row
 from mlxbatch.execution.attention.hook import KVMarker
-from mlxbatch.execution.attention.layout import AttentionSpec, ChunkLayout, DecodeLayout, PagedAttention
+from mlxbatch.execution.attention.layout import AttentionSpec, ChunkLayout, DecodeLayout, LayerKV, PagedAttention
 from mlxbatch.execution.kv_layer import KVLayer, PendingWrite, TailWrite
 
 
@@ -82,6 +82,19 @@ class IdleCache:
         return MaskMarker(window_size)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Written:
+    """What a layer's write took and left: fresh keys and values, the KV arrays before and after.
+
+    Without chunks nobody reads `before`, and it is `after`: held, the old tails could not be written in place.
+    """
+
+    keys: mx.array
+    values: mx.array
+    before: LayerKV
+    after: LayerKV
+
+
 class LayerCache:
     """One layer's keys and values during one forward pass.
 
@@ -102,8 +115,7 @@ class LayerCache:
         self._window = window
         self._inputs = inputs
         self._attention = attention
-        self._fresh: tuple[mx.array, mx.array] | None = None
-        self._before = self._after = layer.kv
+        self._written: _Written | None = None
 
     @property
     def offset(self) -> mx.array:
@@ -117,15 +129,16 @@ class LayerCache:
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
         """keys [T, Hk, 1, D] (or [1, Hk, n, D]), values likewise. Returns what the model gives to attention."""
         inputs = self._inputs
+        before = self._layer.kv if inputs.chunks else None
         self._layer.write(_tokens(keys), _tokens(values), inputs.write, inputs.pending[self._group])
-        self._after = self._layer.kv
-        self._fresh = (keys, values)
+        after = self._layer.kv
+        self._written = _Written(keys, values, before or after, after)
         return self.keys_and_values()
 
     def keys_and_values(self) -> tuple[Any, Any]:
         """Markers; layers that share this layer's keys and values ask for them."""
-        keys, values = self._fresh_kv()
-        return KVMarker(self, keys), KVMarker(self, values)
+        written = self._kv()
+        return KVMarker(self, written.keys), KVMarker(self, written.values)
 
     def attend(
         self,
@@ -140,11 +153,11 @@ class LayerCache:
         if mask is not None and not isinstance(mask, MaskMarker):
             raise ModelError(f"the model changed its attention mask to {type(mask).__name__}")
         spec = AttentionSpec(scale, mask.window if mask is not None and mask.window else self._window, softcap)
-        attention = self._attention
+        attention, kv = self._attention, self._kv()
         return self._by_segments(
             (queries,),
-            lambda q, layout: attention.decode(q, self._after, layout, spec, sinks),
-            lambda q, k, v, layout: attention.prefill(q, k, v, self._before, layout, spec, sinks),
+            lambda q, layout: attention.decode(q, kv.after, layout, spec, sinks),
+            lambda q, k, v, layout: attention.prefill(q, k, v, kv.before, layout, spec, sinks),
         )
 
     @property
@@ -157,19 +170,19 @@ class LayerCache:
 
     def contexts(self) -> Iterator[RowContext]:
         """Every row's keys and values, decode rows first, for adapters that attend by themselves in flat passes."""
-        inputs, group = self._inputs, self._group
+        inputs, group, kv = self._inputs, self._group, self._kv()
         for row in range(inputs.num_decode):
-            yield decode_row(self._after, inputs.decode[group], row)
+            yield decode_row(kv.after, inputs.decode[group], row)
         for chunk in inputs.chunks:
             keys, values = (
-                array[chunk.begin : chunk.end].transpose(2, 1, 0, 3) for array in self._fresh_kv()
+                array[chunk.begin : chunk.end].transpose(2, 1, 0, 3) for array in (kv.keys, kv.values)
             )
-            yield chunk_row(self._before, chunk.layouts[group], chunk.begin, keys, values)
+            yield chunk_row(kv.before, chunk.layouts[group], chunk.begin, keys, values)
 
-    def _fresh_kv(self) -> tuple[mx.array, mx.array]:
-        if self._fresh is None:
+    def _kv(self) -> _Written:
+        if self._written is None:
             raise ModelError("a layer asks for keys and values of a layer that has not run yet")
-        return self._fresh
+        return self._written
 
     def _by_segments(
         self,
@@ -178,9 +191,9 @@ class LayerCache:
         prefill: Callable[..., mx.array],
     ) -> mx.array:
         """`decode(*queries, layout)` for the decode rows, `prefill(*queries, k, v, layout)` for each chunk."""
-        inputs, group = self._inputs, self._group
+        inputs, group, kv = self._inputs, self._group, self._kv()
         if not inputs.flat:
-            return prefill(*queries, *self._fresh_kv(), inputs.chunks[0].layouts[group])
+            return prefill(*queries, kv.keys, kv.values, inputs.chunks[0].layouts[group])
         rows = inputs.num_decode
         parts = []
         if rows:
@@ -188,7 +201,7 @@ class LayerCache:
             parts.append(decode(*own, inputs.decode[group]))
         for chunk in inputs.chunks:
             own = tuple(
-                array[chunk.begin : chunk.end].transpose(2, 1, 0, 3) for array in (*queries, *self._fresh_kv())
+                array[chunk.begin : chunk.end].transpose(2, 1, 0, 3) for array in (*queries, kv.keys, kv.values)
             )
             parts.append(prefill(*own, chunk.layouts[group]).transpose(2, 1, 0, 3))
         return parts[0] if len(parts) == 1 else mx.concatenate(parts)
@@ -225,7 +238,7 @@ class LatentLayerCache(LayerCache):
         return LatentLayerCache(self._layer, self._group, rows, self._attention, self._identity)
 
     def keys_and_values(self) -> tuple[Any, Any]:
-        return KVMarker(self, self._fresh_kv()[0]), self._identity
+        return KVMarker(self, self._kv().keys), self._identity
 
     def attend(
         self,
@@ -239,11 +252,11 @@ class LatentLayerCache(LayerCache):
         """queries [T, Hq, 1, 512], mask: rotary queries [T, Hq, 1, 64] times scale -> [T, Hq, 1, 512]."""
         if not isinstance(mask, mx.array) or sinks is not None or softcap is not None:
             raise ModelError("latent attention was called in a form that mlxbatch does not know")
-        spec, attention = AttentionSpec(scale), self._attention
+        spec, attention, kv = AttentionSpec(scale), self._attention, self._kv()
         return self._by_segments(
             (queries, mask),
-            lambda q, rope, layout: attention.decode_latent(q, rope, self._after, layout, spec),
-            lambda q, rope, k, v, layout: attention.prefill_latent(q, rope, k, v, self._before, layout, spec),
+            lambda q, rope, layout: attention.decode_latent(q, rope, kv.after, layout, spec),
+            lambda q, rope, k, v, layout: attention.prefill_latent(q, rope, k, v, kv.before, layout, spec),
         )
 
 

@@ -43,15 +43,15 @@ class TailPlaces:
 
     slots: np.ndarray
     ring: np.ndarray
-    tail_len: int
-    _index: dict[int, mx.array] = field(default_factory=dict)
+    _index: dict[int, tuple[mx.array, ...]] = field(default_factory=dict)
 
-    def index(self, kv_heads: int) -> mx.array:
-        """Rows of a tail seen as [slots * kv_heads * tail_len, dim]: int32 [w * kv_heads], token by token."""
+    def index(self, kv_heads: int) -> tuple[mx.array, ...]:
+        """Indices of the first three axes of a tail [slots, kv_heads, tail_len, dim]: int32 [w, kv_heads] each."""
         found = self._index.get(kv_heads)
         if found is None:
-            heads = self.slots[:, None] * kv_heads + np.arange(kv_heads, dtype=np.int32)
-            found = mx.array((heads * self.tail_len + self.ring[:, None]).reshape(-1))
+            heads = np.arange(kv_heads, dtype=np.int32)
+            places = np.stack(np.broadcast_arrays(self.slots[:, None], heads, self.ring[:, None]))
+            found = tuple(mx.array(places))
             self._index[kv_heads] = found
         return found
 
@@ -153,8 +153,7 @@ class KVLayer:
         kv_heads, dim = tail.shape[1], tail.shape[3]
         fresh = fresh.reshape(-1, kv_heads, dim)
         if pending.held is not None:
-            rows = tail.reshape(-1, dim)[pending.held.index(kv_heads)]
-            fresh = mx.concatenate([fresh, rows.reshape(-1, kv_heads, dim)])
+            fresh = mx.concatenate([fresh, tail[pending.held.index(kv_heads)]])
         return fresh[pending.sources]
 
     def copy_tails(self, sources: mx.array, targets: mx.array) -> None:
@@ -214,10 +213,8 @@ class KVLayer:
         self._pool = (self._pool[0], _resized(self._pool[1], num_blocks))
 
 
-def _set_tokens(tail: mx.array, index: mx.array, tokens: mx.array) -> mx.array:
-    rows = tail.reshape(-1, tail.shape[3])
-    rows[index] = tokens.reshape(-1, tail.shape[3])
-    return rows.reshape(tail.shape)
+def _set_tokens(tail: mx.array, index: tuple[mx.array, ...], tokens: mx.array) -> mx.array:
+    return with_rows(tail, index, tokens.reshape(*index[0].shape, -1))
 
 
 def _resized(array: mx.array, count: int) -> mx.array:

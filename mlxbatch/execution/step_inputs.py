@@ -224,12 +224,12 @@ class StepInputs:
             tokens.append(np.arange(end - rest, end, dtype=np.int32))
             slots.append(np.full(rest, chunk.slot, np.int32))
         if not chunks:
-            places = TailPlaces(slots[0], positions % self._tail_len, self._tail_len)
+            places = TailPlaces(slots[0], positions % self._tail_len)
             return TailWrite(None, places)
         flat = np.concatenate(tokens)
         if not len(flat):
             return None
-        places = TailPlaces(np.concatenate(slots), positions[flat] % self._tail_len, self._tail_len)
+        places = TailPlaces(np.concatenate(slots), positions[flat] % self._tail_len)
         return TailWrite(mx.array(flat), places)
 
     def _pending(self, chunks: Sequence[ChunkRow], bounds: np.ndarray) -> tuple[PendingWrite | None, ...]:
@@ -267,7 +267,7 @@ class StepInputs:
         places = None
         if num_held:
             ring = np.concatenate(held_positions) % self._tail_len
-            places = TailPlaces(np.concatenate(held_slots), ring, self._tail_len)
+            places = TailPlaces(np.concatenate(held_slots), ring)
         return tuple(
             PendingWrite(
                 mx.array(np.concatenate(own).astype(np.int32)), places, mx.array(np.array(ids, np.int32))

@@ -1,9 +1,10 @@
 """Is the cap that `mlxbatch tune` chooses the right one? Measures, then runs one batch at several caps.
 
-    python tests/e2e/tune_sweep.py [--requests 192] [--tokens 24] [--caps 4,8,16,24,32,48,64]
+    python tests/e2e/tune_sweep.py [--requests 192] [--tokens 24] [--caps 8,16,24,32,48,64]
 
 Prints S of two runs of `tune`, the cap, and the throughput at every cap. For an idle machine. The number of requests
-is a multiple of every cap, so that no cap ends with a batch that is half empty.
+is a multiple of every cap, so that no cap ends with a batch that is half empty. The caps run upwards, then downwards,
+so that a machine that slows down or speeds up meanwhile favours none.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ def tune(*flags: str) -> dict[str, Any]:
     return result
 
 
-def throughput(loaded: Any, cap: int, requests: int, tokens: int) -> float:
-    """Output tokens per second of a whole batch, prefill included."""
+def seconds_of_a_batch(loaded: Any, cap: int, requests: int, tokens: int) -> float:
+    """Seconds of a whole batch, prefill included."""
     config = EngineConfig(max_num_seqs=cap, prefix_caching=False)
     engine = LocalEngine(config, loaded=loaded, tuned=False)
     params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
@@ -49,20 +50,23 @@ def throughput(loaded: Any, cap: int, requests: int, tokens: int) -> float:
         engine.poll()
     taken = time.monotonic() - began
     engine.close()
-    return requests * tokens / taken
+    return taken
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--requests", type=int, default=192)
     parser.add_argument("--tokens", type=int, default=24)
-    parser.add_argument("--caps", default="4,8,16,24,32,48,64")
+    parser.add_argument("--caps", default="8,16,24,32,48,64")
     args = parser.parse_args()
     first, second = tune(), tune()
     print(f"second S differs by {100 * abs(second['S'] / first['S'] - 1):.1f}%")
     loaded = load_for(EngineConfig(), once(print))
     caps = sorted({*(int(c) for c in args.caps.split(",")), first["cap"]})
-    found = {cap: throughput(loaded, cap, args.requests, args.tokens) for cap in caps}
+    taken = {cap: 0.0 for cap in caps}
+    for cap in [*caps, *reversed(caps)]:
+        taken[cap] += seconds_of_a_batch(loaded, cap, args.requests, args.tokens)
+    found = {cap: 2 * args.requests * args.tokens / seconds for cap, seconds in taken.items()}
     best = max(found.values())
     for cap, rate in found.items():
         mark = " <- cap" if cap == first["cap"] else ""

@@ -7,26 +7,17 @@ place of invalid values a valid one of the same row is read (its weight is zero,
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import mlx.core as mx
 import numpy as np
 
 from mlxbatch.execution.attention.layout import AttentionSpec, ChunkLayout, DecodeLayout, LayerKV
-from mlxbatch.execution.attention.reference_rows import LengthClass, pool_mask, row_plan, tail_places
+from mlxbatch.execution.attention.reference_decode import decode_rows, key_part
+from mlxbatch.execution.attention.reference_scores import capped, masked, weights_of
 
 # Bytes of scores that a tile of a chunk's queries may have. On a CPU they should stay in its cache (measured: half
 # the time of untiled 512 queries at 1,500 positions); on a GPU MLX's fused kernel keeps none.
 _CPU_SCORE_BYTES, _GPU_SCORE_BYTES = 2 << 20, 256 << 20
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Keys:
-    """One part of the keys: queries [R, Hq, q_len, D] (scaled, float32) against pool [N, Hk, B, D] and tail."""
-
-    queries: mx.array
-    pool: mx.array
-    tail: mx.array
 
 
 class ReferenceAttention:
@@ -45,8 +36,8 @@ class ReferenceAttention:
         spec: AttentionSpec,
         sinks: mx.array | None = None,
     ) -> mx.array:
-        keys = [_Keys((q * spec.scale).astype(mx.float32), kv.pool_k, kv.tail_k)]
-        return _decode(keys, kv.pool_v, kv.tail_v, layout, spec, sinks).astype(q.dtype)
+        keys = [key_part(q, spec.scale, kv.pool_k, kv.tail_k)]
+        return _by_head(decode_rows(keys, kv.pool_v, kv.tail_v, layout, spec, q.shape[2], sinks), q)
 
     def prefill(
         self,
@@ -73,8 +64,9 @@ class ReferenceAttention:
                 )
             queries = (part * spec.scale).astype(mx.float32)
             scores = _grouped_matmul(queries, own_keys.astype(mx.float32).swapaxes(-1, -2))
-            scores = _masked(scores, _mask_array(mask, length, width), spec)
-            return _grouped_matmul(_weights(scores, sinks), own_values.astype(mx.float32)).astype(q.dtype)
+            scores = masked(capped(scores, spec), _mask_array(mask, length, width))
+            by_head = None if sinks is None else sinks[:, None, None]
+            return _grouped_matmul(weights_of(scores, by_head), own_values.astype(mx.float32)).astype(q.dtype)
 
         return _by_query_tiles(attend, q, keys.shape[2], spec, self._score_bytes)
 
@@ -87,10 +79,11 @@ class ReferenceAttention:
         spec: AttentionSpec,
     ) -> mx.array:
         keys = [
-            _Keys((q_latent * spec.scale).astype(mx.float32), kv.pool_k, kv.tail_k),
-            _Keys(q_rope.astype(mx.float32), kv.pool_v, kv.tail_v),
+            key_part(q_latent, spec.scale, kv.pool_k, kv.tail_k),
+            key_part(q_rope, 1.0, kv.pool_v, kv.tail_v),
         ]
-        return _decode(keys, kv.pool_k, kv.tail_k, layout, spec, None).astype(q_latent.dtype)
+        out = decode_rows(keys, kv.pool_k, kv.tail_k, layout, spec, q_latent.shape[2], None)
+        return _by_head(out, q_latent)
 
     def prefill_latent(
         self,
@@ -114,10 +107,15 @@ class ReferenceAttention:
                 q_rope[:, :, own].astype(mx.float32), ropes[:, :, seen].swapaxes(-1, -2)
             )
             mask = _chunk_mask(layout, length, width, spec)
-            scores = _masked(scores, _mask_array(mask, length, width), spec)
-            return _grouped_matmul(_weights(scores, None), own_latents).astype(part.dtype)
+            scores = masked(capped(scores, spec), _mask_array(mask, length, width))
+            return _grouped_matmul(weights_of(scores, None), own_latents).astype(part.dtype)
 
         return _by_query_tiles(attend, q_latent, latents.shape[2], spec, self._score_bytes)
+
+
+def _by_head(out: mx.array, q: mx.array) -> mx.array:
+    """[R, Hk, M, Dv] as [R, Hq, q_len, Dv], of the type of the queries q [R, Hq, q_len, D]."""
+    return out.reshape(*q.shape[:3], -1).astype(q.dtype)
 
 
 def _by_query_tiles(
@@ -137,21 +135,6 @@ def _by_query_tiles(
     return mx.concatenate(parts, axis=2)
 
 
-def _masked(scores: mx.array, mask: mx.array | None, spec: AttentionSpec) -> mx.array:
-    if spec.softcap is not None:
-        scores = mx.tanh(scores / spec.softcap) * spec.softcap
-    return scores if mask is None else mx.where(mask, scores, -mx.inf)
-
-
-def _weights(scores: mx.array, sinks: mx.array | None) -> mx.array:
-    """Softmax of scores [R, Hq, n, K]. A sink, one for each query head, takes its share and gives no value."""
-    if sinks is None:
-        return mx.softmax(scores, axis=-1)
-    rows, heads, queries, width = scores.shape
-    column = mx.broadcast_to(sinks.astype(mx.float32)[None, :, None, None], (rows, heads, queries, 1))
-    return mx.softmax(mx.concatenate([scores, column], axis=-1), axis=-1)[..., :width]
-
-
 def _grouped_matmul(a: mx.array, b: mx.array) -> mx.array:
     """a [R, Hq, n, X] times b [R, Hk, X, Y], whose heads serve Hq / Hk heads of `a` each -> [R, Hq, n, Y]."""
     rows, heads, queries, inner = a.shape
@@ -160,90 +143,6 @@ def _grouped_matmul(a: mx.array, b: mx.array) -> mx.array:
         return a @ b
     out = a.reshape(rows, kv_heads, heads // kv_heads, queries, inner) @ b[:, :, None]
     return out.reshape(rows, heads, queries, -1)
-
-
-def _decode(
-    keys: list[_Keys],
-    pool_v: mx.array,
-    tail_v: mx.array,
-    layout: DecodeLayout,
-    spec: AttentionSpec,
-    sinks: mx.array | None,
-) -> mx.array:
-    """float32 [R, Hq, q_len, Dv].
-
-    Every product has one row for each query, not one for each query of a group of heads: BLAS libraries run
-    a vector times a small matrix at once on the calling thread, but wake all their threads for two rows
-    (MKL on 2 cores: 0.4 us against 5 us).
-    """
-    kv_heads, block_size = pool_v.shape[1], pool_v.shape[2]
-    heads, q_len = keys[0].queries.shape[1:3]
-    index, tail_mask = tail_places(layout, kv_heads, tail_v.shape[2], spec.window, q_len)
-    tail_scores = _sum(
-        [_grouped_matmul(part.queries, _tail_rows(part.tail, index).swapaxes(-1, -2)) for part in keys]
-    )
-    tail_scores = _masked(tail_scores, tail_mask, spec)
-    tail_values = _tail_rows(tail_v, index)
-    plan = row_plan(layout, heads, kv_heads, block_size)
-    outs = []
-    for rows in plan.classes:
-        own_scores, own_values = tail_scores, tail_values
-        if rows.rows is not None:
-            own_scores, own_values = tail_scores[rows.rows], tail_values[rows.rows]
-        if rows.num_blocks == 0:
-            outs.append(_grouped_matmul(_weights(own_scores, sinks), own_values))
-            continue
-        mask, readable = pool_mask(rows, layout, spec.window, q_len)
-        scores = _masked(_sum([_pool_scores(part, rows) for part in keys]), mask, spec)
-        width = scores.shape[-1]
-        weights = _weights(mx.concatenate([scores, own_scores], axis=-1), sinks)
-        pooled = _pool_values(weights[..., :width], pool_v, rows, readable)
-        outs.append(pooled + _grouped_matmul(weights[..., width:], own_values))
-    out = outs[0] if len(outs) == 1 else mx.concatenate(outs)
-    return out if plan.restore is None else out[plan.restore]
-
-
-def _sum(parts: list[mx.array]) -> mx.array:
-    return parts[0] if len(parts) == 1 else parts[0] + parts[1]
-
-
-def _tail_rows(tail: mx.array, index: mx.array) -> mx.array:
-    """Tail [S, Hk, L, D] at `index` [R, Hk, U] -> float32 [R, Hk, U, D]."""
-    return tail.reshape(-1, tail.shape[3])[index].astype(mx.float32)
-
-
-def _pool_scores(part: _Keys, rows: LengthClass) -> mx.array:
-    """Queries times the keys of the class's blocks -> [Rc, Hq, q_len, blocks * B]."""
-    if part.pool.dtype == mx.float32:
-        scores = mx.gather_mm(part.queries, part.pool.swapaxes(-1, -2), rows.query_index, rows.block_index)
-    else:
-        queries = part.queries if rows.rows is None else part.queries[rows.rows]
-        scores = _by_block_matmul(queries[:, None], part.pool[rows.tables].swapaxes(-1, -2))
-    count, _, heads, queries_per_row, _ = scores.shape
-    return scores.transpose(0, 2, 3, 1, 4).reshape(count, heads, queries_per_row, -1)
-
-
-def _pool_values(
-    weights: mx.array, pool: mx.array, rows: LengthClass, readable: mx.array | None
-) -> mx.array:
-    """Weights [Rc, Hq, q_len, blocks * B] times the values of the class's blocks -> [Rc, Hq, q_len, Dv]."""
-    count, heads, queries, _ = weights.shape
-    by_block = weights.reshape(count, heads, queries, rows.num_blocks, -1).transpose(0, 3, 1, 2, 4)
-    if pool.dtype == mx.float32 and readable is None:
-        return mx.gather_mm(by_block, pool, None, rows.block_index).sum(axis=1)
-    values = pool[rows.tables]
-    if readable is not None:
-        values = mx.where(readable, values, 0.0)
-    return _by_block_matmul(by_block, values).sum(axis=1)
-
-
-def _by_block_matmul(a: mx.array, b: mx.array) -> mx.array:
-    """a [Rc, blocks or 1, Hq, n, X] times b [Rc, blocks, Hk, X, Y] -> float32 [Rc, blocks, Hq, n, Y]."""
-    count, blocks, kv_heads = b.shape[:3]
-    heads, queries, inner = a.shape[2:]
-    grouped = a.reshape(count, a.shape[1], kv_heads, heads // kv_heads, queries, inner)
-    out = grouped @ b.astype(mx.float32)[:, :, :, None]
-    return out.reshape(count, blocks, heads, queries, -1)
 
 
 def chunk_context(
