@@ -28,10 +28,11 @@ class FastStreamDecoder:
         self._pending: list[int] = []  # ids whose text has not been given out
 
     def push(self, token_id: int) -> str:
-        self._pending.append(token_id)
+        pending = self._pending
+        pending.append(token_id)
         text = self._step(token_id)
         if text:
-            self._context, self._pending = self._pending, []
+            self._context, self._pending = pending, []
         return text
 
     def finish(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Sequence
 from itertools import count
@@ -17,7 +18,7 @@ from mlxbatch.scheduling.scheduler import Scheduler
 
 ROWS, BLOCK = 32, 16
 STEPS = 160  # ten flushes
-REPETITIONS = 5
+REPETITIONS = 15
 
 
 class _Handle:
@@ -55,7 +56,8 @@ def word_tokenizer(words: int = 1000) -> ModelTokenizer:
 
 
 def decoding_core(context: int, rows: int = ROWS) -> EngineCore:
-    """An engine all of whose rows are decoding, at about `context` positions."""
+    """An engine all of whose rows are decoding, at about `context` positions: each at another place in its block, so
+    that rows at every context fill their tails alike, one after another."""
     kv = KVMemory(NullRunner.groups, BLOCK, 10**9)
     scheduler = Scheduler(
         kv, max_num_seqs=rows, max_num_batched_tokens=8192, max_model_len=10**6, tail_len=NullRunner.tail_len
@@ -63,28 +65,35 @@ def decoding_core(context: int, rows: int = ROWS) -> EngineCore:
     core = EngineCore(scheduler, NullRunner(1000), word_tokenizer())
     params = SamplingParams(temperature=0, max_tokens=STEPS * (REPETITIONS + 2), ignore_eos=True)
     for row in range(rows):
-        core.submit(Request(str(row), (row,) * context, params))
+        core.submit(Request(str(row), (row,) * (context + row), params))
     while len(scheduler.running) < rows or not all(seq.is_decoding for seq in scheduler.running):
         core.step()
     return core
 
 
-def seconds_per_step(contexts: Sequence[int]) -> list[float]:
-    """Processor time per step at each context: the least mean over STEPS steps of REPETITIONS tries. The contexts
-    take turns, so that a slow minute of the machine meets all of them."""
+def seconds_per_step(contexts: Sequence[int]) -> list[list[float]]:
+    """Processor time per step at each context, a mean over STEPS steps, in each of REPETITIONS rounds. The contexts
+    take turns in every round, so that a slow minute of the machine meets all of them."""
     cores = [decoding_core(context) for context in contexts]
-    best = [float("inf")] * len(cores)
+    rounds: list[list[float]] = [[] for _ in cores]
     for _ in range(REPETITIONS):
-        for number, core in enumerate(cores):
+        for seconds, core in zip(rounds, cores, strict=True):
             began = time.thread_time()
             for _ in range(STEPS):
                 core.step()
-            best[number] = min(best[number], (time.thread_time() - began) / STEPS)
-    return best
+            seconds.append((time.thread_time() - began) / STEPS)
+    return rounds
 
 
 def measure_host(contexts: Sequence[int] = (100, 1_000, 8_000, 32_000)) -> list[dict[str, float]]:
+    """The least time of each context, and the median over rounds of its ratio to the first context."""
+    rounds = seconds_per_step(contexts)
     return [
-        {"rows": ROWS, "context": context, "milliseconds": 1e3 * seconds}
-        for context, seconds in zip(contexts, seconds_per_step(contexts), strict=True)
+        {
+            "rows": ROWS,
+            "context": context,
+            "milliseconds": 1e3 * min(seconds),
+            "ratio": statistics.median(own / first for own, first in zip(seconds, rounds[0], strict=True)),
+        }
+        for context, seconds in zip(contexts, rounds, strict=True)
     ]

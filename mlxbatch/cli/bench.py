@@ -97,7 +97,8 @@ def _show_host(rows: list[dict[str, float]], json_path: str | None) -> int:
         _write_json(json_path, {"host": rows})
     if json_path != "-":
         for row in rows:
-            print(f"{row['rows']:3.0f} rows, context {row['context']:6,.0f}: {row['milliseconds']:.3f} ms a step")
+            line = f"{row['rows']:3.0f} rows, context {row['context']:6,.0f}: {row['milliseconds']:.3f} ms a step"
+            print(f"{line}, {row['ratio']:.2f} times the first")
     return 0
 
 

@@ -23,7 +23,10 @@ class BlockPool:
         if num_blocks < 1:
             raise ValueError("a pool holds at least the zero block")
         self._refs: list[int] = [0] * num_blocks
-        self._free: list[int] = list(range(1, num_blocks))
+        # Free are the ids in `_returned`, a heap, and those from `_fresh` on, which were never handed out since the
+        # pool was cut to them. All of `_returned` lies below `_fresh`. So growing costs nothing by its size.
+        self._returned: list[int] = []
+        self._fresh = 1
         self._cached: OrderedDict[int, None] = OrderedDict()
         self.index = PrefixIndex()
         self.evictions = 0
@@ -34,7 +37,7 @@ class BlockPool:
 
     @property
     def num_free(self) -> int:
-        return len(self._free)
+        return len(self._returned) + self.num_blocks - self._fresh
 
     @property
     def num_cached(self) -> int:
@@ -42,7 +45,7 @@ class BlockPool:
 
     @property
     def num_available(self) -> int:
-        return len(self._free) + len(self._cached)
+        return self.num_free + len(self._cached)
 
     @property
     def num_used(self) -> int:
@@ -59,8 +62,11 @@ class BlockPool:
 
         Raises IndexError when nothing is available: callers reserve first.
         """
-        if self._free:
-            block_id = heapq.heappop(self._free)
+        if self._returned:
+            block_id = heapq.heappop(self._returned)
+        elif self._fresh < self.num_blocks:
+            block_id = self._fresh
+            self._fresh += 1
         elif self._cached:
             block_id, _ = self._cached.popitem(last=False)
             self.index.remove(block_id)
@@ -85,13 +91,11 @@ class BlockPool:
             if block_id in self.index:
                 self._cached[block_id] = None
             else:
-                heapq.heappush(self._free, block_id)
+                heapq.heappush(self._returned, block_id)
 
     def grow(self, num_blocks: int) -> None:
         """Add free ids up to num_blocks - 1."""
-        for block_id in range(self.num_blocks, num_blocks):
-            self._refs.append(0)
-            heapq.heappush(self._free, block_id)
+        self._refs += [0] * (num_blocks - self.num_blocks)
 
     def shrink(self, num_blocks: int) -> list[tuple[int, int]]:
         """Cut the ids from num_blocks up; returns (src, dst) moves of used blocks, for data and tables.
@@ -103,16 +107,17 @@ class BlockPool:
         for block_id in [b for b in self._cached if b >= num_blocks]:
             del self._cached[block_id]
             self.index.remove(block_id)
-        self._free = [b for b in self._free if b < num_blocks]
-        heapq.heapify(self._free)
-        moves = []
-        for src in range(num_blocks, self.num_blocks):
-            if self._refs[src]:
-                dst = self.allocate()
-                self._refs[dst] = self._refs[src]
-                self.index.move(src, dst)
-                moves.append((src, dst))
+        self._returned = [b for b in self._returned if b < num_blocks]
+        heapq.heapify(self._returned)
+        self._fresh = min(self._fresh, num_blocks)
+        held = [(src, refs) for src, refs in enumerate(self._refs[num_blocks:], num_blocks) if refs]
         del self._refs[num_blocks:]
+        moves = []
+        for src, refs in held:
+            dst = self.allocate()
+            self._refs[dst] = refs
+            self.index.move(src, dst)
+            moves.append((src, dst))
         return moves
 
     def forget_cached(self) -> None:
@@ -120,15 +125,17 @@ class BlockPool:
         while self._cached:
             block_id, _ = self._cached.popitem(last=False)
             self.index.remove(block_id)
-            heapq.heappush(self._free, block_id)
+            heapq.heappush(self._returned, block_id)
 
     def check(self) -> None:
         """Raise AssertionError unless the class invariants hold."""
-        free, cached = set(self._free), set(self._cached)
+        free, cached = {*self._returned, *range(self._fresh, self.num_blocks)}, set(self._cached)
         used = {b for b, refs in enumerate(self._refs) if refs > 0}
         everything = set(range(1, self.num_blocks))
-        if len(free) != len(self._free):
+        if len(free) != self.num_free:
             raise AssertionError("a block is free twice")
+        if not max(self._returned, default=0) < self._fresh <= self.num_blocks:
+            raise AssertionError("a block that was never handed out was given back")
         if free & cached or free & used or cached & used or (free | cached | used) != everything:
             raise AssertionError("free, cached and used do not partition the pool")
         if self._refs[ZERO_BLOCK] != 0 or min(self._refs) < 0:

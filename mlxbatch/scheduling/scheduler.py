@@ -211,8 +211,9 @@ class Scheduler:
         for seq in [*builder.decodes, *(seq for seq, _ in builder.chunks)]:
             self._fork_if_prompt_ends(builder, seq, now)
         plan, self._pending = builder.build(self.slots.num_slots())
-        self._flush_due = any(seq.num_computed - seq.memory.flushed >= self.tail_len for seq in self.running)
-        self._prefilling = any(seq.num_tokens - seq.num_computed > 1 for seq in self.running)
+        self._prefilling = len(builder.decodes) < len(self.running) and any(
+            seq.num_to_compute > 1 for seq in self.running
+        )
         if plan is not None and plan.has_rows:
             self._step += 1
         return plan
@@ -371,14 +372,18 @@ class Scheduler:
     # -- rows ----------------------------------------------------------------------------------------------
 
     def _choose_decodes(self, builder: StepBuilder, now: float) -> None:
-        size = self.kv.block_size
+        """Once for every row of every step, so it calls as little as it can."""
+        size, tail_len, chosen = self.kv.block_size, self.tail_len, builder.decodes
+        self._flush_due = False
         for seq in list(self.running):
-            end = seq.num_computed + 1
-            if end != seq.num_tokens or seq.status is not Status.RUNNING:
-                continue
-            full = end - seq.memory.flushed >= self.tail_len
+            kv, end = seq.kv, seq.num_computed + 1
+            if end != len(seq.token_ids) + seq.in_flight or kv is None:
+                continue  # a prompt, or preempted by an older row
+            full = end - kv.flushed >= tail_len
+            if full:
+                self._flush_due = True
             if end % size or self._allocate(seq, end, builder, flush_follows=full):
-                builder.decodes.append(seq)
+                chosen.append(seq)
 
     def _choose_chunks(self, builder: StepBuilder, now: float) -> None:
         prompts: list[Sequence] = []
@@ -427,10 +432,11 @@ class Scheduler:
     def commit(self, plan: StepPlan, result: StepResult, now: float) -> list[Sampled]:
         """Apply what a step sampled. Rows of sequences that ended meanwhile are ignored."""
         sampled = []
+        find = self.unfinished.get
         for row, token_id, finite, logprob in zip(
             plan.samples, result.token_ids, result.finite, result.logprobs, strict=True
         ):
-            seq = self.unfinished.get(row.seq_id)
+            seq = find(row.seq_id)
             if seq is None:
                 continue
             if not finite:

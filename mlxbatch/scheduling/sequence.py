@@ -129,12 +129,12 @@ class Sequence:
 
     def stop_for(self, token_id: int) -> tuple[str, int | None] | None:
         """(finish_reason, stop_reason) if the sequence ends with this, its newest token."""
-        params = self.request.params
-        if self.num_output_tokens >= params.min_tokens:
+        params, length = self.request.params, len(self.token_ids)
+        if length - self.num_prompt_tokens >= params.min_tokens:
             if token_id in self.eos_token_ids and not params.ignore_eos:
                 return "stop", None
             if token_id in params.stop_token_ids:
                 return "stop", token_id
-        if len(self.token_ids) >= self.max_length:
+        if length >= self.max_length:
             return "length", None
         return None
