@@ -141,7 +141,9 @@ def assemble(
     kv = KVMemory(
         runner.groups,
         config.block_size,
-        kv_budget(budget, smallest, pools.full, requested=config.kv_memory is not None),
+        kv_budget(
+            budget, smallest, pools.full, requested=config.kv_memory is not None, memory=physical_memory()
+        ),
         prefix_caching=config.prefix_caching and runner.profile.mode is Mode.PACKED,
     )
     mx.set_cache_limit(budget.buffer_cache)

@@ -63,17 +63,24 @@ def pool_range(
     return PoolRange(min(full, kv.bytes_alone(min(max_model_len, LEAST_TOKENS))), full)
 
 
-def kv_budget(budget: MemoryBudget, smallest: int, full: int, *, requested: bool) -> int:
+def kv_budget(budget: MemoryBudget, smallest: int, full: int, *, requested: bool, memory: int) -> int:
     """Bytes for block pools: `full`, or what the machine leaves. `smallest` is the pool that can just run one
-    request; `requested`, that the user named `full`. Raises NoRoomError with the arithmetic if it does not fit."""
+    request; `requested`, that the user named `full`; `memory` is all that this machine has. Raises NoRoomError with
+    the arithmetic if it does not fit."""
     if requested:
         if full < smallest:
             raise NoRoomError(
                 f"--kv-memory {format_bytes(full)} is less than one block of each layer takes "
                 f"({format_bytes(smallest)}); give more"
             )
+        total = format_bytes(budget.with_pool(full))
+        if budget.with_pool(full) > memory:
+            raise NoRoomError(
+                f"--kv-memory {format_bytes(full)} does not fit this machine: with the model's own it makes {total}, "
+                f"and there are {format_bytes(memory)}; give less, or none to let mlxbatch decide"
+            )
         if budget.others and budget.with_pool(full) > budget.usable:
-            total, free = format_bytes(budget.with_pool(full)), format_bytes(max(0, budget.usable))
+            free = format_bytes(max(0, budget.usable))
             raise NoRoomError(
                 f"--kv-memory {format_bytes(full)} does not fit beside other engines: with the model's own it makes "
                 f"{total}, and {free} are free"

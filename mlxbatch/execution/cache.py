@@ -84,10 +84,7 @@ class IdleCache:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Written:
-    """What a layer's write took and left: fresh keys and values, the KV arrays before and after.
-
-    Without chunks nobody reads `before`, and it is `after`: held, the old tails could not be written in place.
-    """
+    """What a layer's write took and left: fresh keys and values, the KV arrays before and after."""
 
     keys: mx.array
     values: mx.array
@@ -129,10 +126,9 @@ class LayerCache:
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
         """keys [T, Hk, 1, D] (or [1, Hk, n, D]), values likewise. Returns what the model gives to attention."""
         inputs = self._inputs
-        before = self._layer.kv if inputs.chunks else None
+        before = self._layer.kv
         self._layer.write(_tokens(keys), _tokens(values), inputs.write, inputs.pending[self._group])
-        after = self._layer.kv
-        self._written = _Written(keys, values, before or after, after)
+        self._written = _Written(keys, values, before, self._layer.kv)
         return self.keys_and_values()
 
     def keys_and_values(self) -> tuple[Any, Any]:

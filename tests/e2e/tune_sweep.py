@@ -1,16 +1,16 @@
-"""Is the cap that `mlxbatch tune` chooses the right one? Measures, then runs one batch at several caps.
+"""Is the cap that `mlxbatch tune` chooses the right one? Measures, then runs batches at several caps.
 
-    python tests/e2e/tune_sweep.py [--requests 192] [--tokens 24] [--caps 8,16,24,32,48,64]
+    python tests/e2e/tune_sweep.py [--rounds 4] [--tokens 64] [--caps 8,16,24,32,48,64]
 
-Prints S of two runs of `tune`, the cap, and the throughput at every cap. For an idle machine. The number of requests
-is a multiple of every cap, so that no cap ends with a batch that is half empty. The caps run upwards, then downwards,
-so that a machine that slows down or speeds up meanwhile favours none.
+Prints S of two runs of `tune`, the cap, and the throughput at every cap. For an idle machine. In every round each cap
+runs one batch that fills it exactly, so that a machine that slows down or speeds up meanwhile favours none.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import subprocess
 import sys
 import time
@@ -21,6 +21,8 @@ from mlxbatch.engine.assembly import load_for
 from mlxbatch.engine.local import LocalEngine
 from mlxbatch.models.progress import once
 from mlxbatch.request import Request, SamplingParams
+
+PROMPT = 16
 
 
 def tune(*flags: str) -> dict[str, Any]:
@@ -37,40 +39,40 @@ def tune(*flags: str) -> dict[str, Any]:
     return result
 
 
-def seconds_of_a_batch(loaded: Any, cap: int, requests: int, tokens: int) -> float:
-    """Seconds of a whole batch, prefill included."""
+def throughput(loaded: Any, cap: int, tokens: int) -> float:
+    """Output tokens per second of a batch of `cap` requests, prefill included."""
     config = EngineConfig(max_num_seqs=cap, prefix_caching=False)
     engine = LocalEngine(config, loaded=loaded, tuned=False)
     params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
-    for number in range(requests):
-        prompt = tuple((7919 * number + 31 * i) % 40_000 for i in range(16))
+    for number in range(cap):
+        prompt = tuple((7919 * number + 31 * i) % 40_000 for i in range(PROMPT))
         engine.submit(Request(str(number), prompt, params))
     began = time.monotonic()
     while engine.has_unfinished:
         engine.poll()
     taken = time.monotonic() - began
     engine.close()
-    return taken
+    return cap * tokens / taken
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--requests", type=int, default=192)
-    parser.add_argument("--tokens", type=int, default=24)
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--caps", default="8,16,24,32,48,64")
     args = parser.parse_args()
     first, second = tune(), tune()
     print(f"second S differs by {100 * abs(second['S'] / first['S'] - 1):.1f}%")
     loaded = load_for(EngineConfig(), once(print))
-    caps = sorted({*(int(c) for c in args.caps.split(",")), first["cap"]})
-    taken = {cap: 0.0 for cap in caps}
-    for cap in [*caps, *reversed(caps)]:
-        taken[cap] += seconds_of_a_batch(loaded, cap, args.requests, args.tokens)
-    found = {cap: 2 * args.requests * args.tokens / seconds for cap, seconds in taken.items()}
-    best = max(found.values())
+    caps = sorted({*(int(c) for c in args.caps.split(",")), first["cap"], second["cap"]})
+    throughput(loaded, max(caps), 4)  # warm up
+    rounds = [{cap: throughput(loaded, cap, args.tokens) for cap in caps} for _ in range(args.rounds)]
+    found = {cap: statistics.median(rates[cap] for rates in rounds) for cap in caps}
+    best = max(found, key=lambda cap: found[cap])
     for cap, rate in found.items():
+        share = statistics.median(rates[cap] / rates[best] for rates in rounds)
         mark = " <- cap" if cap == first["cap"] else ""
-        print(f"max_num_seqs {cap:3}: {rate:7.1f} tok/s, {100 * rate / best:5.1f}% of the best{mark}")
+        print(f"max_num_seqs {cap:3}: {rate:7.1f} tok/s, {100 * share:5.1f}% of the best{mark}")
 
 
 if __name__ == "__main__":

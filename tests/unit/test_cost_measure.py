@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+from types import SimpleNamespace
+
 import pytest
 
 from mlxbatch.capacity.measured_curve import MeasuredCurve, MeasuredTimes
@@ -9,6 +12,7 @@ from mlxbatch.capacity.model_families import read_shape
 from mlxbatch.capacity.saturation import choose_cap
 from mlxbatch.engine.core import EngineCore
 from mlxbatch.engine.measure import COARSE_ROWS, FINE_ROWS, Measurer
+from mlxbatch.engine.snapshot import StepMark
 from mlxbatch.simulate.machine import Machine, Setup, Simulation
 
 SHAPE = read_shape(
@@ -121,3 +125,19 @@ def test_a_busy_machine_is_noticed() -> None:
 def test_few_rows() -> None:
     assert set(measure(Staircase(), rows=1).seconds_by_rows()) == {1}
     assert set(measure(Staircase(), rows=6).seconds_by_rows()) == {1, 2, 3, 4, 5, 6}
+
+
+def test_steps_around_a_flush_do_not_count() -> None:
+    """The step before a flush is read early, the one with it late: their times belong to both."""
+    core = SimpleNamespace(scheduler=SimpleNamespace(running=[SimpleNamespace(num_computed=40)]))
+    slow_clock = itertools.count(0.0, 0.5)  # so that a point ends after the fewest steps
+    measurer = Measurer(core, most_rows=8, max_model_len=4096, max_prompt=512, clock=lambda: next(slow_clock))  # type: ignore[arg-type]
+    shown = [0.3, 0.3, 0.31, 0.02, 0.6, 0.3, 0.01, 0.6, 0.32, 0.3, 0.02]
+    marks = (
+        StepMark(number, 0, 8, seconds=seconds, flush=seconds == 0.6) for number, seconds in enumerate(shown)
+    )
+    seconds, context = measurer._time(marks, 8)
+    assert seconds == pytest.approx(0.305)  # of 0.31, 0.3 and 0.32
+    assert context == 40
+    assert measurer.result.spread == pytest.approx(0.31 / 0.3)
+    assert [mark.step for mark in marks] == [10], "the newest step is looked at, but does not count"

@@ -180,8 +180,8 @@ def test_a_pool_is_no_larger_than_the_rows_could_fill() -> None:
     pools = pool_range(budget(), sizes(None), None, rows=4, max_model_len=1600)
     assert pools.full == (4 * 100 + 4 + 4 + 1) * 100
     assert pools.least == (100 + 1) * 100
-    assert kv_budget(budget(), 200, pools.full, requested=False) == pools.full
-    assert kv_budget(budget(others=8_980_000), 200, pools.full, requested=False) == 20_000 * 4 // 5
+    assert kv_budget(budget(), 200, pools.full, requested=False, memory=10**9) == pools.full
+    assert kv_budget(budget(others=8_980_000), 200, pools.full, requested=False, memory=10**9) == 20_000 * 4 // 5
     claim = pools.claim(budget(), pools.full)
     assert (claim.reserved, claim.machine) == (1_000_000 + 40_900 + 10_225, 10_000_000)
     assert pools.within(budget(), claim.reserved) == pools.full
@@ -197,6 +197,13 @@ def test_a_long_context_is_held_to_the_machine_and_gives_way_to_one_conversation
 def test_a_pool_that_the_user_named_never_moves() -> None:
     pools = pool_range(budget(), sizes(None), 123_456, rows=4, max_model_len=1600)
     assert pools.least == pools.full == 123_456
-    assert kv_budget(budget(), 200, 123_456, requested=True) == 123_456
+    assert kv_budget(budget(), 200, 123_456, requested=True, memory=10**9) == 123_456
     with pytest.raises(ModelError, match="does not fit beside other engines"):
-        kv_budget(budget(others=8_900_000), 200, 123_456, requested=True)
+        kv_budget(budget(others=8_900_000), 200, 123_456, requested=True, memory=10**9)
+
+
+def test_a_pool_beyond_the_machines_memory_is_refused_with_the_arithmetic() -> None:
+    whole = budget().with_pool(123_456)
+    assert kv_budget(budget(), 200, 123_456, requested=True, memory=whole) == 123_456
+    with pytest.raises(ModelError, match=r"does not fit this machine: .*, and there are"):
+        kv_budget(budget(), 200, 123_456, requested=True, memory=whole - 1)

@@ -174,6 +174,26 @@ def test_steady_decode_steps_send_only_positions(monkeypatch: pytest.MonkeyPatch
     assert max(uploads) <= 2 * 2 * driver.runner.tail_len
 
 
+def tail_addresses(runner: ModelRunner) -> list[int]:
+    arrays = [array for layer in runner.kv.layers for array in (layer.kv.tail_k, layer.kv.tail_v)]
+    return [np.asarray(array).__array_interface__["data"][0] for array in arrays]
+
+
+def test_a_decode_step_writes_into_the_tails_where_they_are() -> None:
+    """A copy of every tail at every step would come from anything that still holds the tails of the step before."""
+    model, _ = tiny_models.build("llama")
+    driver = StepDriver(ModelRunner(model, block_size=16))
+    a, b = driver.add(prompt_of(33)), driver.add(prompt_of(35, 1))
+    driver.step(chunks=[(a, 33), (b, 35)])
+    driver.step(decode=[a, b])
+    driver.drain()
+    before = tail_addresses(driver.runner)
+    for _ in range(4):
+        driver.step(decode=[a, b])
+    driver.drain()
+    assert tail_addresses(driver.runner) == before
+
+
 def operations_of_a_decode_step(rows: int, context: int, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Operations by kind in the graph that a steady decode step submits."""
     model, _ = tiny_models.build("llama")
