@@ -282,13 +282,16 @@ class Scheduler:
         admission.begin()
         if not len(self.waiting):
             return
-        budget = self.max_num_batched_tokens
-        budget -= sum(1 if seq.is_decoding else seq.num_to_compute for seq in self.running)
+        left = dict.fromkeys(Priority, self.max_num_batched_tokens)  # for a request of each class
+        for seq in self.running:
+            _spend(left, seq)
         deferred = 0
         turn = self.waiting.batch_turn
         for seq in self.waiting.candidates(MAX_LOOK_AHEAD):
-            if budget <= 0:
+            if left[service_class(seq)] <= 0:
                 admission.waits("the step's token budget is spent on earlier prompts")
+                if seq is turn:
+                    continue
                 return
             if seq.in_flight:
                 continue
@@ -311,7 +314,7 @@ class Scheduler:
                     return
                 hit = self.kv.find_prefix(seq.prompt_hashes, seq.token_ids)
             self._start(seq, hit, now)
-            budget -= seq.num_to_compute
+            _spend(left, seq)
 
     def _start(self, seq: Sequence, hit: PrefixHit, now: float) -> None:
         self.waiting.admit(seq)
@@ -471,3 +474,11 @@ class Scheduler:
                 raise AssertionError(f"sequence {seq.seq_id} has overrun its tail")
             if seq.num_computed - seq.kv.flushed < self.tail_len and not seq.kv.view_holds:
                 raise AssertionError(f"sequence {seq.seq_id} goes on reading blocks that it has given back")
+
+
+def _spend(left: dict[Priority, int], seq: Sequence) -> None:
+    """Take a running sequence's tokens off what a step has left for each class. The prompts of batch requests take
+    nothing from interactive ones, which are computed before them."""
+    left[Priority.BATCH] -= seq.num_to_compute
+    if seq.is_decoding or service_class(seq) is Priority.INTERACTIVE:
+        left[Priority.INTERACTIVE] -= seq.num_to_compute

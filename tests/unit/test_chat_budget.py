@@ -89,6 +89,23 @@ def test_a_prompt_of_another_chat_is_computed_at_once() -> None:
     assert loop.step() == (1, 300)
 
 
+def test_a_chats_first_token_does_not_wait_for_whole_steps_of_batch_prompts() -> None:
+    loop = Loop(block_size=8)
+    loop.add("batch", 10, BATCH)
+    loop.step()
+    loop.add("long", 2000, BATCH)
+    assert loop.step() == (1, 511)
+    loop.add("chat", 20, CHAT)
+    # 21 ms with the chat's prompt, so 42 ms with others: seven blocks take 39 ms, eight would take 43.
+    assert loop.step() == (1, 56)
+
+
+def test_a_chat_that_comes_alone_is_computed_in_whole_steps() -> None:
+    loop = Loop()
+    loop.add("chat", 1000, CHAT)
+    assert [loop.step()[1] for _ in range(2)] == [512, 488]
+
+
 @pytest.mark.parametrize("block_size", [8, 32])
 def test_a_block_moves_on_however_slow_prompts_are(block_size: int) -> None:
     loop = Loop(block_size)
