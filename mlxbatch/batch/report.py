@@ -120,7 +120,8 @@ class RunReport:
             (
                 "KV peak",
                 f"{engine['kv_peak_blocks']:,} of {engine['kv_blocks_total']:,} blocks, "
-                f"{format_bytes(engine['kv_peak_blocks'] * block_bytes)}",
+                f"{format_bytes(engine['kv_peak_blocks'] * block_bytes)}"
+                + (" (the engine's, from before this run)" if engine.get("kv_peak_is_older") else ""),
             ),
             ("unused tail", f"{engine['mean_unused_tail_tokens']:.0f} tokens on average"),
             ("prefix hits", f"{hits:,} of {queries:,} tokens" + (f" ({hits / queries:.0%})" if queries else "")),

@@ -39,10 +39,11 @@ RATIOS = {
 
 def stats_since(now: Mapping[str, Any], then: Mapping[str, Any]) -> dict[str, Any]:
     """`now` with the counters of `then` taken off, and the ratios of counters made anew. Everything else, such as
-    peaks and rows in use, is the engine's as it is."""
+    rows in use, is the engine's as it is; `kv_peak_is_older` says that the peak was reached before."""
     values = dict(now)
     if not then:
         return values
+    values["kv_peak_is_older"] = now.get("kv_peak_blocks", 0) == then.get("kv_peak_blocks", 0) > 0
     for name in COUNTERS:
         if name in values and name in then:
             values[name] = values[name] - then[name]

@@ -236,6 +236,8 @@ def test_stats_since_counts_from_the_beginning_of_a_client() -> None:
     assert since["steps"] == 5 and since["output_tokens"] == 20
     assert since["mean_rows_per_step"] == 4.0
     assert since["kv_peak_blocks"] == 9 and since["rows"] == 3
+    assert since["kv_peak_is_older"] is False
+    assert stats_since(now | {"kv_peak_blocks": 5}, then)["kv_peak_is_older"] is True
     assert stats_since(now, {}) == now
 
 
