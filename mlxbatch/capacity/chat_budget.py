@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from mlxbatch.capacity.cost_model import StepCostModel
+from mlxbatch.request import Priority
 from mlxbatch.scheduling.budget import PrefillGrant, StepLoad
+from mlxbatch.scheduling.policy import service_class
 
 SLOWDOWN = 2.0  # of a chat's tokens, by the prompts of batch requests
 
@@ -23,7 +25,8 @@ class ChatBudget:
 
     def grant(self, load: StepLoad) -> PrefillGrant:
         decoding = any(seq.interactive for seq in load.decodes)
-        chats = sum(seq.num_to_compute for seq in load.prompts if seq.interactive)
+        first = [seq for seq in load.prompts if service_class(seq) is Priority.INTERACTIVE]
+        chats = sum(seq.num_to_compute for seq in first)
         if not load.prompts or not (decoding or chats):
             return PrefillGrant(load.available)
         rows = len(load.decodes)
@@ -36,4 +39,5 @@ class ChatBudget:
             block_size=self._block,
             start=load.prompts[0].num_computed,
         )
-        return PrefillGrant(min(load.available, max(size, chats, self._block)))
+        others = self._block if len(first) < len(load.prompts) else 0
+        return PrefillGrant(min(load.available, max(size, chats + others, self._block)))

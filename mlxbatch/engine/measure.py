@@ -171,7 +171,10 @@ class Measurer:
             if step.decode_rows == rows_now and not step.prefill_tokens:
                 break
         while running:
-            seconds, context = self._time(steps, len(running))
+            timed = self._time(steps, len(running))
+            if timed is None:
+                break
+            seconds, context = timed
             self._progress(f"{len(running)} rows, {1e3 * seconds:.1f} ms a step")
             points = self.result.short if prompt_tokens == SHORT_PROMPT else self.result.long
             points.append(DecodePoint(len(running), round(context), seconds))
@@ -187,8 +190,9 @@ class Measurer:
             del running[following:]
         self._finish(running)
 
-    def _time(self, steps: Iterator[StepMark], rows: int) -> tuple[float, float]:
-        """Seconds of a decode step of `rows` rows (the median of the faster half), and their mean context.
+    def _time(self, steps: Iterator[StepMark], rows: int) -> tuple[float, float] | None:
+        """Seconds of a decode step of `rows` rows (the median of the faster half), and their mean context; None when
+        the answers ended too soon.
 
         A step with a flush starts late, and the step before it is read early, without the next being launched: both
         are left out. Whether the newest step is such a one is not known, so it never counts.
@@ -207,10 +211,12 @@ class Measurer:
                 times.append(newest)
             newest = None if step.flush else step.seconds
             running = self._core.scheduler.running
-            contexts.append(statistics.mean(seq.num_computed for seq in running))
+            contexts += [seq.num_computed for seq in running]
             slow = self._clock() - began > POINT_SECONDS and len(times) >= FEWEST_STEPS
             if len(times) >= STEPS or slow or (self._left <= 0 and times):
                 break
+        if not times or not contexts:
+            return None
         self.result.spreads.append(statistics.median(times) / min(times))
         faster = sorted(times)[: max(1, (len(times) + 1) // 2)]
         return statistics.median(faster), statistics.mean(contexts)

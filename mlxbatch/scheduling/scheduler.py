@@ -23,7 +23,13 @@ from mlxbatch.scheduling.budget import PrefillBudget, StepLoad, WholeStep
 from mlxbatch.scheduling.builder import StepBuilder
 from mlxbatch.scheduling.groups import KVMemory
 from mlxbatch.scheduling.plan import StepPlan, StepResult
-from mlxbatch.scheduling.policy import FirstComeFirstServed, Policy, WaitingQueue, service_class
+from mlxbatch.scheduling.policy import (
+    INTERACTIVE_STREAK,
+    FirstComeFirstServed,
+    Policy,
+    WaitingQueue,
+    service_class,
+)
 from mlxbatch.scheduling.sequence import Sequence, Status
 from mlxbatch.scheduling.slots import SlotPool
 from mlxbatch.scheduling.unfinished import UnfinishedRequests
@@ -364,8 +370,11 @@ class Scheduler:
         while not self.kv.allocate(kv, end):
             self.admission.lacking = self.kv.block_needs(kv, end)
             victim = self.running[-1]
-            if victim is seq and self.running[0] is seq and self._raise_budget_for(end):
-                continue
+            if self.running[0] is seq and victim is seq:
+                if self._raise_budget_for(end):
+                    continue
+                # Another group holds the memory. Alone, it gets all it may ever need, or it would be back in a block.
+                self.admission.lacking = self.kv.blocks_for(seq.max_length)
             needs = ", ".join(str(n) for n in self.admission.lacking)
             self._preempt(victim, builder, f"out of KV blocks: {needs} needed")
             if victim is seq:
@@ -396,12 +405,18 @@ class Scheduler:
         grant = self.prefill_budget.grant(StepLoad(builder.decodes, prompts, available, now))
         builder.off_target = grant.off_target
         left = min(grant.num_tokens, available)
+        # Interactive prompts go first, but leave a block to the others: chats that never cease must not stop them.
+        kept = self.kv.block_size if any(service_class(seq) is Priority.BATCH for seq in prompts) else 0
+        if left <= kept and self._step % INTERACTIVE_STREAK:
+            kept = 0  # too small to be shared: it goes to one class or the other
         for seq in prompts:
             if left <= 0:
                 return
             if seq.status is not Status.RUNNING:
                 continue  # preempted by an older prompt
-            size = min(seq.num_to_compute, left)
+            size = min(seq.num_to_compute, left if service_class(seq) is Priority.BATCH else left - kept)
+            if size <= 0:
+                continue
             end = seq.num_computed + size
             completes = end - seq.memory.flushed >= self.kv.block_size
             if self._allocate(seq, end, builder, flush_follows=completes):

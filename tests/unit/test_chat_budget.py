@@ -11,6 +11,7 @@ from mlxbatch.request import Priority, Request, SamplingParams
 from mlxbatch.scheduling.groups import KVMemory
 from mlxbatch.scheduling.plan import GroupSpec
 from mlxbatch.scheduling.scheduler import Scheduler
+from mlxbatch.scheduling.sequence import Sequence
 
 
 class Times:
@@ -35,11 +36,13 @@ class Loop:
             prefill_budget=budget,
         )
         self.runner = MemoryRunner((group,), block_size, 2 * block_size)
+        self.everyone: list[Sequence] = []
 
     def add(self, name: str, prompt: int, priority: Priority, max_tokens: int = 100) -> None:
         params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
         first = 10_000 * (1 + self.scheduler.num_unfinished)  # no prefix in common
-        self.scheduler.add(Request(name, tuple(range(first, first + prompt)), params, priority=priority))
+        request = Request(name, tuple(range(first, first + prompt)), params, priority=priority)
+        self.everyone += self.scheduler.add(request)
 
     def step(self) -> tuple[int, int]:
         """(decode rows, prompt tokens) of the step that was run."""
@@ -86,7 +89,7 @@ def test_a_prompt_of_another_chat_is_computed_at_once() -> None:
     loop.step()
     loop.add("second", 300, CHAT)
     loop.add("long", 2000, BATCH)
-    assert loop.step() == (1, 300)
+    assert loop.step() == (1, 300 + 16), "and a block of the batch prompt moves on"
 
 
 def test_a_chats_first_token_does_not_wait_for_whole_steps_of_batch_prompts() -> None:
@@ -98,6 +101,27 @@ def test_a_chats_first_token_does_not_wait_for_whole_steps_of_batch_prompts() ->
     loop.add("chat", 20, CHAT)
     # 21 ms with the chat's prompt, so 42 ms with others: seven blocks take 39 ms, eight would take 43.
     assert loop.step() == (1, 56)
+
+
+@pytest.mark.parametrize("tokens", [30, 64, 200, 512, 600])
+def test_chats_that_never_cease_do_not_stop_batch_prompts(tokens: int) -> None:
+    loop = Loop()
+    loop.add("long", 2000, BATCH, max_tokens=1)
+    loop.add("after", 40, BATCH, max_tokens=1)
+    loop.step()
+    for number in range(300):
+        loop.add(f"chat-{number}", tokens, CHAT, max_tokens=1)
+        loop.step()
+    batch = [seq for seq in loop.everyone if seq.request.priority is BATCH]
+    assert [seq.finish_reason for seq in batch] == ["length"] * 2
+
+
+def test_a_prompt_that_was_preempted_too_often_is_computed_before_a_chat_at_once() -> None:
+    loop = Loop()
+    loop.add("displaced", 500, BATCH)
+    loop.everyone[0].num_preemptions = 2
+    loop.add("chat", 20, CHAT)
+    assert [loop.step() for _ in range(2)] == [(0, 512), (1, 8)]
 
 
 def test_a_chat_that_comes_alone_is_computed_in_whole_steps() -> None:

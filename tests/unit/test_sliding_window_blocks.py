@@ -102,3 +102,25 @@ def test_blocks_left_of_the_window_are_never_flushed(sizes):
                 case, tail.start // case.block_size, tail.start + 2 * case.block_size
             )
     assert skipped or case.chunk <= case.window, "chunks longer than the window must leave blocks out"
+
+
+@pytest.mark.parametrize("prefix_caching", [True, False])
+def test_a_sequence_alone_gets_the_window_groups_idle_blocks_at_once(prefix_caching: bool) -> None:
+    """The window group's pool grew while memory was free. Taking one block at a time from it would recompute the
+    sequence for every block."""
+    groups = (GroupSpec("window", (0,), 8, 10), GroupSpec("full", (1,), None, 10))
+    kv = KVMemory(groups, 16, 0, prefix_caching=prefix_caching)
+    kv.budget = kv.limit = kv.bytes_alone(1024) + 20
+    runner = MemoryRunner(groups, 16, 32)
+    scheduler = Scheduler(kv, max_num_seqs=1, max_num_batched_tokens=512, max_model_len=1024, tail_len=32)
+    ids = [i % 50 for i in range(800)]
+    [sequence] = scheduler.add(Request("0", tuple(ids), SamplingParams(max_tokens=224, ignore_eos=True)))
+    while scheduler.num_unfinished:
+        plan = scheduler.plan(0.0)
+        scheduler.check()
+        if plan is not None:
+            scheduler.commit(plan, runner.launch(plan).result(), 0.0)
+    for _ in range(224):
+        ids.append(next_token(ids))
+    assert sequence.token_ids == ids
+    assert sequence.num_preemptions <= 2
