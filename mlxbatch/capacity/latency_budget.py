@@ -17,7 +17,8 @@ class LatencyBudget:
     """Keeps every request's time per output token within `tpot_target` seconds while prompts are prefilled.
 
     TPOT is a mean over a request, so what a row was served faster than the target is credit, and so is what the
-    next tokens will save at the pace of a step without prompts:
+    next tokens will save at the pace of steps without prompts, with the rows that are prompts now and the longer
+    contexts of then:
 
         saved  = target x tokens after the first - time since the first token
         credit = saved + (target - pace) x tokens to come after this step, at most BORROWED of them
@@ -89,16 +90,25 @@ class LatencyBudget:
     def _allowance(self, load: StepLoad, pace: float, borrowed: int) -> float:
         """Seconds that the step may take for the sake of its decode rows; `pace` is a step without prompts."""
         target = self._tpot or 0.0
-        pace = min(pace, target)
-        return min(self._row_allowance(seq, load.now, target, pace, borrowed) for seq in load.decodes)
+        coming = self._coming_pace(load, borrowed)
+        pace, coming = min(pace, target), min(max(pace, coming), target)
+        return min(self._row_allowance(seq, load.now, target, pace, coming, borrowed) for seq in load.decodes)
 
-    def _row_allowance(self, seq: Sequence, now: float, target: float, pace: float, borrowed: int) -> float:
+    def _coming_pace(self, load: StepLoad, tokens: int) -> float:
+        """Seconds of a step without prompts, `tokens` steps from now, when today's prompts are rows."""
+        rows = [*load.decodes, *load.prompts]
+        context = sum(seq.num_tokens for seq in rows) / len(rows) + tokens
+        return self._cost.predict(len(rows), 0, context)
+
+    def _row_allowance(
+        self, seq: Sequence, now: float, target: float, pace: float, coming: float, borrowed: int
+    ) -> float:
         saved = 0.0
         if seq.first_token is not None:
             in_flight = self._predicted if seq.in_flight else 0.0
             saved = target * (seq.num_output_tokens - 1 + seq.in_flight) - (now - seq.first_token) - in_flight
         following = seq.max_length - seq.num_tokens - 1
-        credit = saved + (target - pace) * min(following, borrowed)
+        credit = saved + (target - coming) * min(following, borrowed)
         if credit < -1e-9:
             return target  # it misses its target whatever this step does
         if following <= 0:

@@ -41,12 +41,16 @@ class Stage:
         return self.app.workspace
 
     async def settle(self) -> None:
-        """Until all that was set in motion has reached the screen."""
-        for _ in range(3):
+        """Until all that was set in motion has reached the screen: some turns, and then until nothing moves. On a
+        busy machine a layout may come a turn later than what asked for it."""
+        shown = ""
+        for turn in range(30):
             await self.pilot.pause()
+            before, shown = shown, self.text()
+            if turn >= 4 and shown == before:
+                return
             self.workspace.autosave()  # at a known moment, whenever the timer would do it
             await self.app.tick()
-        await self.pilot.pause()
 
     async def play(self, steps: int) -> None:
         """Let the engine run, and the interface keep up with it."""
