@@ -28,11 +28,10 @@ class FastStreamDecoder:
         self._pending: list[int] = []  # ids whose text has not been given out
 
     def push(self, token_id: int) -> str:
-        pending = self._pending
-        pending.append(token_id)
+        self._pending.append(token_id)
         text = self._step(token_id)
         if text:
-            self._context, self._pending = pending, []
+            self._context, self._pending = self._pending, []
         return text
 
     def finish(self) -> str:

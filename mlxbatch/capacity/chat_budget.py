@@ -24,10 +24,12 @@ class ChatBudget:
         self._block = block_size
 
     def grant(self, load: StepLoad) -> PrefillGrant:
+        if not load.prompts:
+            return PrefillGrant(load.available)
         decoding = any(seq.interactive for seq in load.decodes)
         first = [seq for seq in load.prompts if service_class(seq) is Priority.INTERACTIVE]
         chats = sum(seq.num_to_compute for seq in first)
-        if not load.prompts or not (decoding or chats):
+        if not (decoding or chats):
             return PrefillGrant(load.available)
         rows = len(load.decodes)
         context = sum(seq.num_computed for seq in load.decodes) / rows if rows else 0.0

@@ -67,9 +67,8 @@ class StepBuilder:
             decodes.append(self._decode_row(seq))
             seq.num_computed += 1
             self._sample(seq, token_index, samples)
-            if children:
-                for child in children.get(seq.seq_id, ()):
-                    self._sample(child, token_index, samples)
+            for child in children.get(seq.seq_id, ()):
+                self._sample(child, token_index, samples)
         end = len(decodes)
         for seq, size in self.chunks:
             row = self._chunk_row(seq, size)

@@ -369,13 +369,13 @@ class Scheduler:
             self.kv.leave_behind(kv, end)
         while not self.kv.allocate(kv, end):
             self.admission.lacking = self.kv.block_needs(kv, end)
+            needs = ", ".join(str(n) for n in self.admission.lacking)
             victim = self.running[-1]
             if self.running[0] is seq and victim is seq:
                 if self._raise_budget_for(end):
                     continue
                 # Another group holds the memory. Alone, it gets all it may ever need, or it would be back in a block.
                 self.admission.lacking = self.kv.blocks_for(seq.max_length)
-            needs = ", ".join(str(n) for n in self.admission.lacking)
             self._preempt(victim, builder, f"out of KV blocks: {needs} needed")
             if victim is seq:
                 return False

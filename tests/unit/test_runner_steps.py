@@ -179,6 +179,9 @@ def tail_addresses(runner: ModelRunner) -> list[int]:
     return [np.asarray(array).__array_interface__["data"][0] for array in arrays]
 
 
+@pytest.mark.skipif(
+    mx.default_device() != mx.Device(mx.cpu), reason="a GPU's completion handlers hold tails, which are copied then"
+)
 def test_a_decode_step_writes_into_the_tails_where_they_are() -> None:
     """A copy of every tail at every step would come from anything that still holds the tails of the step before."""
     model, _ = tiny_models.build("llama")
